@@ -16,16 +16,13 @@
 #include "benches/options.h"
 #include "benches/result_table.h"
 #include "benches/sweep.h"
-#include "harness/platform/flags.h"
+#include "harness/platform/device.h"
 #include "harness/platform/interrupt.h"
 #include "harness/platform/printable.h"
 #include "harness/platform/standard_streams.h"
 #include "harness/record/record_file.h"
 #include "harness/record/reused_peaks.h"
 #include "kernels/common/error.h"
-#if TOKLINE_HAS_CUDA
-#include "harness/platform/device.h"
-#endif
 
 namespace tokline::bench {
 namespace {

@@ -2,7 +2,6 @@
 #include "benches/tensors.h"
 
 #include <cstdlib>
-#include <new>
 
 #include "harness/platform/random_values.h"
 #include "kernels/common/error.h"

@@ -1,6 +1,5 @@
 """Measures FlashInfer, FlashAttention-3, cuDNN and PyTorch on exactly the shapes of the suite's own rows."""
 import os
-import pathlib
 import re
 import sys
 import time
@@ -12,7 +11,6 @@ from peers.operations import PEERS, Bench, attempts
 from tokline import command, records, terminal
 from tokline.stop import Stop
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARIES = ("flashinfer", "fa3", "cudnn", "torch")
 NO_GPU_EXIT = 77
 EPILOG = """\
@@ -110,7 +108,7 @@ class Session:
         run_id, written = rows.new_run_id(), []
         limits = rows.Limits(suite_run, self.device.identity["uuid_hash"])
         versions = {library.name: library.version for library in self.libraries.values()}
-        fingerprint = self.device.fingerprint(str(ROOT), self.command_line, versions)
+        fingerprint = self.device.fingerprint(self.command_line, versions)
         self.record.append(rows.header_line(run_id, fingerprint, limits.peaks, limits.datasheet))
         interrupted = True
         try:

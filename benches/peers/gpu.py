@@ -8,6 +8,7 @@ import uuid
 
 from peers.rows import utc_now
 from tokline import revision
+from tokline.kernels import ROOT
 
 CLOCK_SM, CLOCK_MEMORY = 1, 2
 PROCESS_TABLE = 64
@@ -173,14 +174,20 @@ class CudaDevice:
         return TorchGraph(self._torch, subject, launches)
 
     def replay(self, graph, count):
+        def watch():
+            self._seen = self._seen or self._slowed_by()  # while they run: soon after, the power cap no longer shows
+        return self._timed(graph.replay, count, watch)
+
+    def _timed(self, launch, count, meanwhile=lambda: None):
+        """The microseconds of each launch, queued back to back."""
         cuda = self._torch.cuda
         events = [cuda.Event(enable_timing=True) for _ in range(count + 1)]
         cuda._sleep(LEAD_CYCLES)
         events[0].record()
         for event in events[1:]:
-            graph.replay()
+            launch()
             event.record()
-        self._seen = self._seen or self._slowed_by()  # while they run: soon after, the power cap no longer shows
+        meanwhile()
         cuda.synchronize()
         return [1e3 * begin.elapsed_time(end) for begin, end in zip(events, events[1:])]
 
@@ -208,23 +215,14 @@ class CudaDevice:
                 "two_to_one_gbps": (lambda: torch.add(a, b, out=c), 3 * bytes_ / 1e3),
                 "copy_gbps": (lambda: c.copy_(a), 2 * bytes_ / 1e3),
                 "matmul_tflops": (lambda: torch.matmul(x, y, out=z), 2 * side**3 / 1e6)}
-        return peaks | {name: max(peaks.get(name) or 0.0, amount / self._best_us(launch))
+        for launch, _ in work.values():
+            launch()  # loads its kernel
+        return peaks | {name: max(peaks.get(name) or 0.0, amount / min(self._timed(launch, 9)))
                         for name, (launch, amount) in work.items()}
 
-    def _best_us(self, launch):
-        events = [self._torch.cuda.Event(enable_timing=True) for _ in range(10)]
-        launch()
-        self._torch.cuda._sleep(LEAD_CYCLES)
-        events[0].record()
-        for event in events[1:]:
-            launch()
-            event.record()
-        self._torch.cuda.synchronize()
-        return min(1e3 * begin.elapsed_time(end) for begin, end in zip(events, events[1:]))
-
-    def fingerprint(self, root, command_line, libraries):
+    def fingerprint(self, command_line, libraries):
         """The fingerprint of a run, as records have it; `libraries` has the versions of what is measured."""
-        commit, dirty = revision.of_tree(root)
+        commit, dirty = revision.of_tree(ROOT)
         return {"time_utc": utc_now(), "command_line": without_folders(command_line), "commit": commit or "unknown",
                 "dirty": {True: "true", False: "false", None: "unknown"}[dirty],
                 "compiler": "unknown", "cuda_compiler": "unknown", "flags": "unknown", "build_type": "unknown",

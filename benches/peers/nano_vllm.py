@@ -17,7 +17,6 @@ from tokline import command, records, terminal
 from tokline.schema import VERSION
 from tokline.stop import Stop
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 NO_GPU_EXIT = 77
 NEEDED = ("torch", "triton", "transformers", "xxhash", "tqdm")
 TEMPERATURE = 0.6
@@ -221,8 +220,8 @@ def main(arguments):
     run_id, say = rows.new_run_id(), lambda words: print(words, file=sys.stderr, flush=True)
     try:
         record = rows.RecordFile(options.record)
-        record.append(rows.header_line(run_id, device.fingerprint(str(ROOT), ["scripts/peers", "nano-vllm", *arguments],
-                                                                  versions), None, None))
+        fingerprint = device.fingerprint(["scripts/peers", "nano-vllm", *arguments], versions)
+        record.append(rows.header_line(run_id, fingerprint, None, None))
         row, interrupted = None, True
         try:
             failure, config, seconds, written, complete = "", None, [], [], False

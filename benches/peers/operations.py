@@ -96,6 +96,14 @@ def attempts(row, wanted):
 # --- attention
 
 
+def _of_wrapper(wrapper, inputs, chain):
+    def launch(index):
+        out = inputs.out[index]
+        wrapper.run(inputs.q[index], inputs.kv[index], out=out, enable_pdl=chain == "dependent")
+        return (out,)
+    return Operation(inputs, launch, workspace_bytes=WORKSPACE_BYTES)
+
+
 def _flashinfer_decode(tensor_cores, backend):
     def make(bench, inputs, chain):
         decode = bench.flashinfer("decode")
@@ -104,12 +112,7 @@ def _flashinfer_decode(tensor_cores, backend):
                                                             **choice)
         wrapper.plan(inputs.kv_indptr, inputs.kv_indices, inputs.last_page, inputs.hq, inputs.hk, inputs.head_dim,
                      inputs.batch.page_size, q_data_type=bench.dtype, kv_data_type=bench.dtype)
-
-        def launch(index):
-            out = inputs.out[index]
-            wrapper.run(inputs.q[index], inputs.kv[index], out=out, enable_pdl=chain == "dependent")
-            return (out,)
-        return Operation(inputs, launch, workspace_bytes=WORKSPACE_BYTES)
+        return _of_wrapper(wrapper, inputs, chain)
     return make
 
 
@@ -152,12 +155,7 @@ def _flashinfer_prefill(backend):
         wrapper.plan(inputs.q_indptr, inputs.kv_indptr, inputs.kv_indices, inputs.last_page, inputs.hq, inputs.hk,
                      inputs.head_dim, inputs.batch.page_size, causal=True, q_data_type=bench.dtype,
                      kv_data_type=bench.dtype)
-
-        def launch(index):
-            out = inputs.out[index]
-            wrapper.run(inputs.q[index], inputs.kv[index], out=out, enable_pdl=chain == "dependent")
-            return (out,)
-        return Operation(inputs, launch, workspace_bytes=WORKSPACE_BYTES)
+        return _of_wrapper(wrapper, inputs, chain)
     return make
 
 

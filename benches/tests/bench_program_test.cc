@@ -14,12 +14,10 @@
 #include <thread>
 
 #include "benches/options.h"
+#include "harness/platform/device.h"
 #include "harness/record/record_file.h"
 #include "harness/tests/cli/terminal.h"
-#include "kernels/common/error.h"
-#if TOKLINE_HAS_CUDA
-#include "harness/platform/device.h"
-#endif
+#include "harness/tests/temp_folder.h"
 
 namespace tokline::bench {
 namespace {
@@ -29,25 +27,11 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
 
-bool HasDevice() {
-#if TOKLINE_HAS_CUDA
-  return CudaDeviceCount() > 0;
-#else
-  return false;
-#endif
-}
-
 class BenchProgramTest : public ::testing::Test {
  protected:
   void SetUp() override {
     program_ = fs::path(TOKLINE_PROGRAM).parent_path() / "bench_activation";
     if (!fs::exists(program_)) GTEST_SKIP() << program_ << " is not built";
-    std::string pattern = (fs::temp_directory_path() / "tokline_bench_XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override {
-    if (!directory_.empty()) fs::remove_all(directory_);
   }
 
   // `out` is a descriptor for standard output, kWithError to merge it with standard error, or
@@ -87,7 +71,7 @@ class BenchProgramTest : public ::testing::Test {
   }
 
   fs::path program_;
-  fs::path directory_;
+  testing::TempFolder directory_;
   std::string output_;
 };
 
@@ -137,7 +121,7 @@ TEST_F(BenchProgramTest, PeaksCannotBeTakenOverOnTheCpu) {
 }
 
 TEST_F(BenchProgramTest, WithoutADeviceSaysThatCudaRowsAreNotRun) {
-  if (HasDevice()) GTEST_SKIP() << "there is a CUDA device";
+  if (CudaDeviceCount() > 0) GTEST_SKIP() << "there is a CUDA device";
   EXPECT_EQ(Run({"--verify-only"}), 0) << output_;
   EXPECT_THAT(output_, HasSubstr("no CUDA device: CUDA rows not run"));
   EXPECT_THAT(output_, HasSubstr("error / bound"));
@@ -145,7 +129,7 @@ TEST_F(BenchProgramTest, WithoutADeviceSaysThatCudaRowsAreNotRun) {
 }
 
 TEST_F(BenchProgramTest, DeviceCudaWithoutADeviceFails) {
-  if (HasDevice()) GTEST_SKIP() << "there is a CUDA device";
+  if (CudaDeviceCount() > 0) GTEST_SKIP() << "there is a CUDA device";
   EXPECT_EQ(Run({"--device", "cuda", "--record", Record()}), 1);
   EXPECT_THAT(output_, HasSubstr("CUDA"));
   EXPECT_FALSE(fs::exists(Record()));

@@ -2,16 +2,12 @@
 // message.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cmath>
-#include <cstdio>
-#include <filesystem>
 #include <map>
 #include <set>
 
 #include "benches/tests/simulated_case.h"
-#include "harness/measure/timing.h"
 #include "kernels/common/error.h"
 #include "reference/elements.h"
 
@@ -30,9 +26,7 @@ class CheatsTest : public ::testing::Test {
  protected:
   // Returns a launcher of this kernel.
   SimulatedCase::Launcher Launching(std::function<void(const Buffers&, KernelRun&)> kernel) {
-    return [this, kernel = std::move(kernel)](const Buffers& b, CUstream_st* stream) {
-      device_.Launch(stream, [b, kernel](KernelRun& run) { kernel(b, run); });
-    };
+    return LauncherOf(device_, std::move(kernel));
   }
   Json Row(const SimulatedCase::Launcher& launcher, const SimulatedCase::Options& options = {},
            uint64_t seed = 1) {
@@ -338,20 +332,6 @@ TEST_F(CheatsTest, WorkMovedOutsideTheEvents) {
       AllOf(StartsWith("the device was busy for"), HasSubstr("outside of what is timed"));
   EXPECT_THAT(Reason(cheat), refused);
   EXPECT_THAT(Reason(cheat, kWarmShape), refused);
-}
-
-TEST_F(CheatsTest, AFilterThatMatchesNothing) {
-  const std::filesystem::path program =
-      std::filesystem::path(TOKLINE_PROGRAM).parent_path() / "bench_activation";
-  if (!std::filesystem::exists(program)) GTEST_SKIP() << program << " is not built";
-  const std::string command =
-      program.string() + " --device=cpu --benchmark_filter=no_such_row 2>&1";
-  FILE* pipe = popen(command.c_str(), "r");
-  ASSERT_NE(pipe, nullptr);
-  std::string output;
-  for (int c = 0; (c = std::fgetc(pipe)) != EOF;) output += static_cast<char>(c);
-  EXPECT_EQ(WEXITSTATUS(pclose(pipe)), 1);
-  EXPECT_THAT(output, HasSubstr("the filter matches none of the"));
 }
 
 }  // namespace

@@ -22,6 +22,8 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using Buffers = SimulatedCase::Buffers;
+using KernelRun = SimulatedDevice::KernelRun;
 
 constexpr uint64_t kPowerCap = 0x4;  // NVML's bits
 constexpr uint64_t kIdle = 0x1;
@@ -31,6 +33,20 @@ class MeasureRowTest : public ::testing::Test {
   KernelMeasurement Honest(const SimulatedExecution& execution,
                            const SimulatedCase::Options& options = {}) {
     return Measure(HonestLauncher(device_), options, execution);
+  }
+
+  // Measures the honest kernel with these options of a row and these peaks.
+  KernelMeasurement HonestWith(const RowOptions& row, const SimulatedExecution& execution,
+                               uint64_t seed = 1, const SimulatedCase::Options& options = {},
+                               std::optional<Peaks> peaks = std::nullopt) {
+    PreparedCase prepared(std::make_unique<SimulatedCase>(HonestLauncher(device_), options),
+                          execution);
+    KernelMeasurement m;
+    m.limits.peaks = peaks;
+    std::mt19937_64 rng(seed);
+    MeasureRow(prepared, execution, row, rng, m);
+    EXPECT_THAT(m.trouble.failure, IsEmpty());
+    return m;
   }
 
   SimulatedDevice device_;
@@ -64,14 +80,8 @@ TEST_F(MeasureRowTest, EveryStatedNumberOfSamplesIsAudited) {
   const SimulatedExecution execution(device_);
   for (const int samples : {kMinSamples, kMinSamples + 1, 20}) {
     for (uint64_t seed = 0; seed < 60; ++seed) {
-      PreparedCase prepared(
-          std::make_unique<SimulatedCase>(HonestLauncher(device_), SimulatedCase::Options{}),
-          execution);
-      KernelMeasurement m;
-      std::mt19937_64 rng(seed);
-      MeasureRow(prepared, execution, {.rule = {.samples = samples}}, rng, m);
-      ASSERT_THAT(m.trouble.failure, IsEmpty()) << samples << " samples, seed " << seed;
-      ASSERT_EQ(m.samples.us.size(), static_cast<size_t>(samples));
+      const KernelMeasurement m = HonestWith({.rule = {.samples = samples}}, execution, seed);
+      ASSERT_EQ(m.samples.us.size(), static_cast<size_t>(samples)) << "seed " << seed;
       ASSERT_EQ(m.verified.audits, 3);
     }
   }
@@ -83,14 +93,12 @@ TEST_F(MeasureRowTest, AuditsStandWhereNoLaunchCanForeseeThem) {
     int launches = 0;
     std::map<float, int> first_launch;  // by the first element of the inputs in one buffer set
     const float* set = nullptr;
-    const auto launcher = [&](const SimulatedCase::Buffers& b, CUstream_st* stream) {
-      device_.Launch(stream, [&, b](SimulatedDevice::KernelRun& run) {
-        if (set == nullptr) set = b.x;
-        if (b.x == set) first_launch.try_emplace(b.x[0], launches);
-        ++launches;
-        Triple(b, run);
-      });
-    };
+    const auto launcher = LauncherOf(device_, [&](const Buffers& b, KernelRun& run) {
+      if (set == nullptr) set = b.x;
+      if (b.x == set) first_launch.try_emplace(b.x[0], launches);
+      ++launches;
+      Triple(b, run);
+    });
     ASSERT_THAT(Measure(launcher, {}, SimulatedExecution(device_), seed).trouble.failure,
                 IsEmpty());
     std::vector<int> begins;
@@ -104,12 +112,10 @@ TEST_F(MeasureRowTest, AuditsStandWhereNoLaunchCanForeseeThem) {
 
 TEST_F(MeasureRowTest, TheLargestErrorOfAllComparisonsIsReported) {
   int launches = 0;
-  const auto launcher = [&](const SimulatedCase::Buffers& b, CUstream_st* stream) {
-    device_.Launch(stream, [&, b](SimulatedDevice::KernelRun& run) {
-      Triple(b, run);
-      if (launches++ == 0) b.out[5] = std::nextafter(b.out[5], 2 * b.out[5]);
-    });
-  };
+  const auto launcher = LauncherOf(device_, [&](const Buffers& b, KernelRun& run) {
+    Triple(b, run);
+    if (launches++ == 0) b.out[5] = std::nextafter(b.out[5], 2 * b.out[5]);
+  });
   const KernelMeasurement m = Measure(launcher, {}, SimulatedExecution(device_));
   EXPECT_THAT(m.trouble.failure, IsEmpty());
   EXPECT_NEAR(m.verified.max_error_over_bound, 1, 1e-6);
@@ -179,19 +185,10 @@ TEST_F(MeasureRowTest, ARowThatMeetsThePowerCapDespiteRestsGetsLongerOnes) {
 
 TEST_F(MeasureRowTest, ARowThatTheTensorCoresLimitRestsFromItsFirstSample) {
   const auto measure = [&](const SimulatedExecution& execution, double flops, double slowdown = 0) {
-    PreparedCase prepared(
-        std::make_unique<SimulatedCase>(
-            HonestLauncher(device_),
-            SimulatedCase::Options{
-                .cost = Cost{.read_bytes = 8192, .write_bytes = 8192, .flops = flops}}),
-        execution);
-    KernelMeasurement m;
-    m.limits.peaks =
-        Peaks{.read_gbps = 1000, .copy_gbps = 1000, .matmul_tflops = 1};  // copying takes 16 ns
-    std::mt19937_64 rng(1);
-    MeasureRow(prepared, execution, {.slowdown_percent = slowdown}, rng, m);
-    EXPECT_THAT(m.trouble.failure, IsEmpty());
-    return m;
+    return HonestWith(
+        {.slowdown_percent = slowdown}, execution, 1,
+        {.cost = Cost{.read_bytes = 8192, .write_bytes = 8192, .flops = flops}},
+        Peaks{.read_gbps = 1000, .copy_gbps = 1000, .matmul_tflops = 1});  // copying takes 16 ns
   };
   const SimulatedExecution copies(device_);
   EXPECT_FALSE(measure(copies, 15e3).samples.rested);
@@ -228,13 +225,7 @@ TEST_F(MeasureRowTest, ARowAboveItsLimitHasTheLimitMeasuredAgainAndStands) {
   const Peaks right = *SimulatedExecution(device_).Measure();
   const auto measure = [&](const Peaks& before, const Peaks& again, int times) {
     const UnderratedExecution execution(device_, again);
-    PreparedCase prepared(
-        std::make_unique<SimulatedCase>(HonestLauncher(device_), SimulatedCase::Options{}),
-        execution);
-    KernelMeasurement m;
-    m.limits.peaks = before;
-    std::mt19937_64 rng(1);
-    MeasureRow(prepared, execution, {}, rng, m);
+    const KernelMeasurement m = HonestWith({}, execution, 1, {}, before);
     EXPECT_EQ(execution.measured, times);
     EXPECT_EQ(execution.rested_us, times * kCoolingUs);  // so that the next row meets no power cap
     const KernelFigures figures = FiguresOf(m);
@@ -360,14 +351,7 @@ TEST_F(MeasureRowTest, AnInterruptEndsARowThatRests) {
 TEST_F(MeasureRowTest, AnInjectedSlowdownIsInTheFigure) {
   const SimulatedExecution execution(device_);
   const auto median = [&](double percent) {
-    PreparedCase prepared(
-        std::make_unique<SimulatedCase>(HonestLauncher(device_), SimulatedCase::Options{}),
-        execution);
-    KernelMeasurement m;
-    std::mt19937_64 rng(1);
-    MeasureRow(prepared, execution, {.slowdown_percent = percent}, rng, m);
-    EXPECT_THAT(m.trouble.failure, IsEmpty());
-    return Median(m.samples.us);
+    return Median(HonestWith({.slowdown_percent = percent}, execution).samples.us);
   };
   const double plain_us = median(0);
   EXPECT_EQ(execution.rested_us, 0);
@@ -376,25 +360,16 @@ TEST_F(MeasureRowTest, AnInjectedSlowdownIsInTheFigure) {
 }
 
 TEST_F(MeasureRowTest, VerifyOnlyTimesNothing) {
-  const SimulatedExecution execution(device_);
-  PreparedCase prepared(
-      std::make_unique<SimulatedCase>(HonestLauncher(device_), SimulatedCase::Options{}),
-      execution);
-  KernelMeasurement m;
-  std::mt19937_64 rng(1);
-  MeasureRow(prepared, execution, {.verify_only = true}, rng, m);
+  const KernelMeasurement m = HonestWith({.verify_only = true}, SimulatedExecution(device_));
   EXPECT_TRUE(m.verified.before);
-  EXPECT_THAT(m.trouble.failure, IsEmpty());
   EXPECT_THAT(m.samples.us, IsEmpty());
 }
 
 TEST_F(MeasureRowTest, ALaunchThatWritesToItsInputsIsRefused) {
-  const auto launcher = [this](const SimulatedCase::Buffers& b, CUstream_st* stream) {
-    device_.Launch(stream, [b](SimulatedDevice::KernelRun& run) {
-      Triple(b, run);
-      for (int64_t i = 0; i < b.size; ++i) const_cast<float*>(b.x)[i] += 1;
-    });
-  };
+  const auto launcher = LauncherOf(device_, [](const Buffers& b, KernelRun& run) {
+    Triple(b, run);
+    for (int64_t i = 0; i < b.size; ++i) const_cast<float*>(b.x)[i] += 1;
+  });
   int seen_in_inputs = 0;  // by the check of random elements; otherwise later outputs are wrong
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const std::string failure =

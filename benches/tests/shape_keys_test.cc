@@ -11,8 +11,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "benches/shapes.h"
 #include "harness/tests/cli/program_run.h"
@@ -38,6 +36,15 @@ struct Family {
   std::vector<Key> keys;
 };
 
+// The keys, and those of every family whose K and V have pages.
+std::vector<Key> WithPages(std::vector<Key> keys) {
+  keys.insert(keys.end(), {{"hk", Kind::kCount},
+                           {"head_dim", Kind::kCount, false},
+                           {"order", Kind::kName, false},
+                           {"pages", Kind::kRows, false}});
+  return keys;
+}
+
 // What docs/measuring.md says about the keys.
 const std::map<std::string, Family>& Families() {
   using enum Kind;
@@ -46,52 +53,23 @@ const std::map<std::string, Family>& Families() {
         {"decode",
          {"chunk_decode",
           {{"lens", {40}}, {"hq", 4}, {"hk", 2}, {"head_dim", 64}, {"pages", {16}}},
-          {{"lens", kLengths},
-           {"hq", kCount},
-           {"hk", kCount},
-           {"head_dim", kCount, false},
-           {"order", kName, false},
-           {"pages", kRows, false}}}},
+          WithPages({{"lens", kLengths}, {"hq", kCount}})}},
         {"cascade",
          {"chunk_decode",
           {{"batch", 2}, {"shared", 32}, {"unique", 16}, {"hq", 4}, {"hk", 2}},
-          {{"batch", kCount},
-           {"shared", kCount},
-           {"unique", kCount},
-           {"hq", kCount},
-           {"hk", kCount},
-           {"head_dim", kCount, false},
-           {"order", kName, false},
-           {"pages", kRows, false}}}},
+          WithPages({{"batch", kCount}, {"shared", kCount}, {"unique", kCount}, {"hq", kCount}})}},
         {"prefill",
          {"paged_prefill",
           {{"q", {3}}, {"kv", {20}}, {"hq", 4}, {"hk", 2}, {"head_dim", 64}},
-          {{"q", kLengths},
-           {"kv", kLengths},
-           {"hq", kCount},
-           {"hk", kCount},
-           {"head_dim", kCount, false},
-           {"order", kName, false},
-           {"pages", kRows, false}}}},
+          WithPages({{"q", kLengths}, {"kv", kLengths}, {"hq", kCount}})}},
         {"append",
          {"kv_append",
           {{"tokens", 4}, {"hk", 2}},
-          {{"tokens", kCount},
-           {"one", kFlag, false},
-           {"hq", kCountOrZero, false},
-           {"hk", kCount},
-           {"head_dim", kCount, false},
-           {"order", kName, false},
-           {"pages", kRows, false}}}},
+          WithPages({{"tokens", kCount}, {"one", kFlag, false}, {"hq", kCountOrZero, false}})}},
         {"gather",
          {"paged_gather",
           {{"batch", 2}, {"len", 20}, {"hk", 2}},
-          {{"batch", kCount},
-           {"len", kCount},
-           {"hk", kCount},
-           {"head_dim", kCount, false},
-           {"order", kName, false},
-           {"pages", kRows, false}}}},
+          WithPages({{"batch", kCount}, {"len", kCount}})}},
         {"qkv",
          {"rmsnorm_qkv",
           {{"tokens", {1}}, {"hidden", 64}, {"hq", 2}, {"hk", 1}},

@@ -48,10 +48,17 @@ void Triple(const SimulatedCase::Buffers& b, SimulatedDevice::KernelRun& run) {
   for (int64_t i = 0; i < b.size; ++i) b.out[i] = 3 * b.x[i];
 }
 
+SimulatedCase::Launcher LauncherOf(
+    SimulatedDevice& device,
+    std::function<void(const SimulatedCase::Buffers&, SimulatedDevice::KernelRun&)> kernel) {
+  return
+      [&device, kernel = std::move(kernel)](const SimulatedCase::Buffers& b, CUstream_st* stream) {
+        device.Launch(stream, [b, kernel](SimulatedDevice::KernelRun& run) { kernel(b, run); });
+      };
+}
+
 SimulatedCase::Launcher HonestLauncher(SimulatedDevice& device) {
-  return [&device](const SimulatedCase::Buffers& b, CUstream_st* stream) {
-    device.Launch(stream, [b](SimulatedDevice::KernelRun& run) { Triple(b, run); });
-  };
+  return LauncherOf(device, Triple);
 }
 
 KernelMeasurement Measure(const SimulatedCase::Launcher& launcher,

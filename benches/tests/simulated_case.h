@@ -50,7 +50,12 @@ class SimulatedCase : public BenchCase {
 // The work of an honest kernel.
 void Triple(const SimulatedCase::Buffers& b, SimulatedDevice::KernelRun& run);
 
-// Returns a launcher of the honest kernel, which uses the given stream.
+// Returns a launcher of this kernel, which uses the given stream.
+SimulatedCase::Launcher LauncherOf(
+    SimulatedDevice& device,
+    std::function<void(const SimulatedCase::Buffers&, SimulatedDevice::KernelRun&)> kernel);
+
+// The launcher of the honest kernel.
 SimulatedCase::Launcher HonestLauncher(SimulatedDevice& device);
 
 // Measures a case on the simulated device like a bench program.

@@ -14,9 +14,7 @@
 #include "kernels/all_reduce_norm/all_reduce_norm_plan.h"
 #include "kernels/chunk_decode/chunk_decode_plan.h"
 #include "kernels/common/error.h"
-#include "kernels/common/rounding.h"
 #include "kernels/decode_step/decode_step_plan.h"
-#include "kernels/embedding/embedding.h"
 #include "kernels/kv_append/kv_append_plan.h"
 #include "kernels/linear/linear_plan.h"
 #include "kernels/norm/norm_plan.h"
@@ -28,7 +26,6 @@ namespace tokline::bench {
 namespace {
 
 using testing::Devices;
-using ::testing::HasSubstr;
 using testing::NamedDevice;
 using Json = nlohmann::ordered_json;
 

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <numeric>
 
 #include "benches/append_batch.h"
 #include "benches/paged_batch.h"

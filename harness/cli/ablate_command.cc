@@ -292,8 +292,7 @@ int AblateCommand(const CommandLine& line) {
   AblateFlags::RequireOneRank(DefaultRanks());
   RequireDistinct({{"--json", flags.record.json}, {"--record", flags.record.record}});
   std::vector<AblationEntry> entries = flags.Entries();
-  std::optional<OutputFile> json_file;
-  if (!flags.record.json.empty()) json_file.emplace(flags.record.json);
+  OutputFile json_file(flags.record.json);
   RunRecord record(flags.record.record);
   const LoadedModel model = flags.run.Load();
   RemoveInapplicable(model.spec, flags.run.ChosenDevice(), !flags.only.empty(), entries);
@@ -349,19 +348,16 @@ int AblateCommand(const CommandLine& line) {
     if (interrupted) break;
   }
   record.Finish(interrupted);
-  if (json_file) {
-    json_file->WriteJson(Json{{"model", model.Name()},
-                              {"device", DeviceName(options.device, header.fingerprint)},
-                              {"dtype", Name(options.dtype)},
-                              {"batch", bench.batch},
-                              {"prompt_tokens", bench.prompt_tokens},
-                              {"new_tokens", bench.new_tokens},
-                              {"rounds", bench.repeats},
-                              {"seed", bench.seed},
-                              {"interrupted", interrupted},
-                              {"ablations", std::move(results)}});
-    json_file->Commit();
-  }
+  json_file.CommitJson({{"model", model.Name()},
+                        {"device", DeviceName(options.device, header.fingerprint)},
+                        {"dtype", Name(options.dtype)},
+                        {"batch", bench.batch},
+                        {"prompt_tokens", bench.prompt_tokens},
+                        {"new_tokens", bench.new_tokens},
+                        {"rounds", bench.repeats},
+                        {"seed", bench.seed},
+                        {"interrupted", interrupted},
+                        {"ablations", std::move(results)}});
   if (interrupted) return kInterruptedExit;
   if (record.Refused() > 0) {
     throw RuntimeFailure(StrCat(record.Refused(), " of ", trials.size(), " trials were refused"));

@@ -225,7 +225,7 @@ DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& hea
 struct MeasuredBatch {
   BenchResult result;
   std::optional<UntracedSteps> untraced = {};
-  std::exception_ptr untraced_failure = {};
+  std::exception_ptr untraced_failure = {};  // the figures are kept
   std::vector<OpInPlace> in_place = {};
   DecoderMeasurement measurement;
   Json memory;
@@ -235,12 +235,10 @@ struct MeasuredBatch {
 // judged. `profiles`: also times what a profile on a CUDA device needs.
 MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& options,
                            const BenchOptions& bench, const RunHeader& header, bool profiles) {
-  BenchResult result;
-  std::optional<UntracedSteps> untraced;
-  std::exception_ptr untraced_failure;  // the figures are kept
+  MeasuredBatch batch;
+  BenchResult& result = batch.result;
   std::string disturbed;
   int64_t memory_bytes = 0;
-  Json memory;
   {
     const MemoryWatch watch(options.device);
     Decoder decoder = MakeDecoder(model, options);
@@ -252,18 +250,19 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
       disturbed = Disturbance(before, StateOf(header.fingerprint));
       if (disturbed.empty() || result.interrupted) break;
     }
-    memory = watch.Report(decoder);
+    batch.memory = watch.Report(decoder);
     if (profiles && options.device == Device::kCuda && !result.interrupted) {
       BenchOptions quiet = bench;
       quiet.on_step = {};
       try {
-        untraced = TimeUntraced(decoder, quiet);
+        batch.untraced = TimeUntraced(decoder, quiet);
       } catch (...) {
-        untraced_failure = std::current_exception();
+        batch.untraced_failure = std::current_exception();
       }
     }
   }
-  DecoderMeasurement measurement = MeasurementOf(result, header, model, options);
+  DecoderMeasurement& measurement = batch.measurement;
+  measurement = MeasurementOf(result, header, model, options);
   measurement.trouble.disturbed = disturbed;
   measurement.memory_bytes = memory_bytes;
   if (!result.interrupted) {
@@ -271,11 +270,7 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
     measurement.judged = {.tokens = judgement.tokens, .mean_regret = judgement.mean_regret};
     measurement.trouble.interrupted = InterruptRequested();
   }
-  return {.result = std::move(result),
-          .untraced = std::move(untraced),
-          .untraced_failure = untraced_failure,
-          .measurement = std::move(measurement),
-          .memory = std::move(memory)};
+  return batch;
 }
 
 std::optional<std::vector<OpInPlace>> TimeInPlace(const LoadedModel& model,
@@ -428,8 +423,7 @@ int BenchCommand(const CommandLine& line) {
   }
   flags.bench.interrupted = InterruptFlag();
   const std::vector<BenchOptions> sweep = flags.Sweep();
-  std::optional<OutputFile> json_file;
-  if (!flags.record.json.empty()) json_file.emplace(flags.record.json);
+  OutputFile json_file(flags.record.json);
   RunRecord record(flags.record.record);
   const LoadedModel model = flags.run.Load();
   ReportExtraTensors(model);
@@ -545,16 +539,13 @@ int BenchCommand(const CommandLine& line) {
   }
   interrupted = interrupted || InterruptRequested();
   record.Finish(interrupted);
-  if (json_file) {
-    json_file->WriteJson(Json{{"model", model.Name()},
-                              {"device", device_name},
-                              {"implementation", implementation},
-                              {"dtype", Name(dtype)},
-                              {"seed", flags.bench.seed},
-                              {"interrupted", interrupted},
-                              {"rows", std::move(rows)}});
-    json_file->Commit();
-  }
+  json_file.CommitJson({{"model", model.Name()},
+                        {"device", device_name},
+                        {"implementation", implementation},
+                        {"dtype", Name(dtype)},
+                        {"seed", flags.bench.seed},
+                        {"interrupted", interrupted},
+                        {"rows", std::move(rows)}});
   if (failure) std::rethrow_exception(failure);
   if (interrupted) return kInterruptedExit;
   if (record.Refused() > 0) {

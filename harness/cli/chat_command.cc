@@ -238,12 +238,8 @@ class Chat {
 
 // Runs the chat and writes its turns to the file, if there is one, including the turns before a
 // failure.
-int RunAndWrite(Chat& chat, const std::string& model, std::optional<OutputFile>& file) {
-  const auto write = [&] {
-    if (!file) return;
-    file->WriteJson(Json{{"model", model}, {"turns", chat.Turns()}});
-    file->Commit();
-  };
+int RunAndWrite(Chat& chat, const std::string& model, OutputFile& file) {
+  const auto write = [&] { file.CommitJson({{"model", model}, {"turns", chat.Turns()}}); };
   int exit_code = kSuccess;
   try {
     exit_code = chat.Run();
@@ -278,8 +274,7 @@ int ChatCommand(const CommandLine& line) {
   std::vector<NamedFile> inputs = {{"--system", flags.system_file}};
   for (const std::string& file : flags.chunk_files) inputs.push_back({"--chunk", file});
   RequireDistinct({{"--json", flags.json}}, inputs);
-  std::optional<OutputFile> json_file;
-  if (!flags.json.empty()) json_file.emplace(flags.json);
+  OutputFile json_file(flags.json);
   Conversation::Options context = ReadContext(flags);
   const LoadedModel model = flags.run.Load();
   const ChatTemplate chat_template = LoadTemplate(model);

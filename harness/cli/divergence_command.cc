@@ -182,8 +182,7 @@ int DivergenceCommand(const CommandLine& line) {
     }
   }
   RequireDistinct({{"--json", flags.json}}, inputs);
-  std::optional<OutputFile> json_file;
-  if (!flags.json.empty()) json_file.emplace(flags.json);
+  OutputFile json_file(flags.json);
   const LoadedModel model = flags.run.Load();
   RequireShiftable(model.spec);
   const Encoder encoder(model, flags.HasText());
@@ -235,15 +234,12 @@ int DivergenceCommand(const CommandLine& line) {
     Print(StrCat("all: ", Figures(kl, same_top), "; same answer ", same_answers, " of ",
                  reports.size(), interrupted ? "; interrupted\n" : "\n"));
   }
-  if (json_file) {
-    json_file->WriteJson(Json{{"model", model.Name()},
-                              {"device", Name(options.device)},
-                              {"dtype", Name(options.dtype)},
-                              {"ablated", flags.run.ablated},
-                              {"interrupted", interrupted},
-                              {"prompts", reports}});
-    json_file->Commit();
-  }
+  json_file.CommitJson({{"model", model.Name()},
+                        {"device", Name(options.device)},
+                        {"dtype", Name(options.dtype)},
+                        {"ablated", flags.run.ablated},
+                        {"interrupted", interrupted},
+                        {"prompts", reports}});
   return interrupted ? kInterruptedExit : kSuccess;
 }
 

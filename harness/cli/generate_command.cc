@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 
 #include "harness/cli/commands.h"
 #include "harness/cli/model_run.h"
@@ -202,11 +203,8 @@ int GenerateCommand(const CommandLine& line) {
   Require(forced <= new_tokens, "--force-ids has ", forced, " ids; --max-new-tokens allows ",
           new_tokens);
 
-  std::optional<OutputFile> json_file, logits_file, hidden_file, heads_file;
-  if (!flags.json.empty()) json_file.emplace(flags.json);
-  if (!flags.logits.empty()) logits_file.emplace(flags.logits);
-  if (!flags.hidden.empty()) hidden_file.emplace(flags.hidden);
-  if (!flags.heads.empty()) heads_file.emplace(flags.heads);
+  OutputFile json_file(flags.json), logits_file(flags.logits), hidden_file(flags.hidden),
+      heads_file(flags.heads);
   const LoadedModel model = flags.run.Load();
   std::optional<Tokenizer> tokenizer;
   if (prompt_text) {
@@ -226,7 +224,7 @@ int GenerateCommand(const CommandLine& line) {
 
   CatchInterrupts();
   DecoderOptions options = flags.run.InteractiveOptions(model.spec, prompt_tokens + new_tokens);
-  options.keep_logits = logits_file.has_value();
+  options.keep_logits = logits_file.IsGiven();
   SizeKvForBatch(flags.run.kv, model, options);
   Decoder decoder = MakeDecoder(model, options);
   decoder.WarmUp();
@@ -251,37 +249,30 @@ int GenerateCommand(const CommandLine& line) {
                 .rule = flags.rule,
                 .stop_ids = stops_at_eos ? eos : std::vector<int32_t>{},
                 .force_ids = flags.force_ids,
-                .want_logits = logits_file.has_value(),
-                .want_hidden = hidden_file.has_value() || heads_file.has_value(),
+                .want_logits = logits_file.IsGiven(),
+                .want_hidden = hidden_file.IsGiven() || heads_file.IsGiven(),
                 .on_token = show,
                 .on_prefill = [&](int64_t computed) { progress.Show(computed, prompt_tokens); },
                 .interrupted = InterruptFlag()});
   progress.Clear();
   if (text) text->Finish();
   if (!result.tokens.empty() || !result.interrupted) Print("\n");
-  if (logits_file) {
-    for (const std::vector<float>& row : result.logits) {
-      logits_file->Write(row.data(), static_cast<int64_t>(row.size() * sizeof(float)));
+  const auto write = [](OutputFile& file, std::span<const std::vector<float>> rows) {
+    for (const std::vector<float>& row : rows) {
+      file.Write(row.data(), static_cast<int64_t>(row.size() * sizeof(float)));
     }
-    logits_file->Commit();
-  }
-  const auto write = [](std::optional<OutputFile>& file, const std::vector<float>& values) {
-    if (!file) return;
-    file->Write(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
-    file->Commit();
+    file.Commit();
   };
-  write(hidden_file, result.hidden);
-  write(heads_file, result.heads);
-  if (json_file) {
-    Json report = Report(flags, model, options, result);
-    if (text) {
-      report["prompt_text"] = *prompt_text;
-      report["text"] = text->Text();
-      report["stop"] = text->StopFound().empty() ? Json(nullptr) : Json(text->StopFound());
-    }
-    json_file->WriteJson(report);
-    json_file->Commit();
+  write(logits_file, result.logits);
+  write(hidden_file, {&result.hidden, 1});
+  write(heads_file, {&result.heads, 1});
+  Json report = Report(flags, model, options, result);
+  if (text) {
+    report["prompt_text"] = *prompt_text;
+    report["text"] = text->Text();
+    report["stop"] = text->StopFound().empty() ? Json(nullptr) : Json(text->StopFound());
   }
+  json_file.CommitJson(report);
   if (text) {
     const auto made = static_cast<int64_t>(result.tokens.size());
     std::string_view ending;

@@ -2,7 +2,6 @@
 #include <charconv>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "harness/cli/commands.h"
@@ -11,15 +10,12 @@
 #include "harness/cli/output_file.h"
 #include "harness/cli/status_line.h"
 #include "harness/engine/one_kernel_step.h"
+#include "harness/platform/device.h"
 #include "harness/platform/printable.h"
 #include "harness/record/record.h"
 #include "harness/text/chat_template.h"
 #include "harness/text/tokenizer.h"
 #include "kernels/common/error.h"
-#if TOKLINE_HAS_CUDA
-#include "harness/platform/device.h"
-#endif
-
 namespace tokline {
 namespace {
 
@@ -184,8 +180,7 @@ std::string InspectHelp() {
 int InspectCommand(const CommandLine& line) {
   InspectFlags flags;
   ParseFlags("tokline inspect", flags.Table(), line.args);
-  std::optional<OutputFile> json_file;
-  if (!flags.json.empty()) json_file.emplace(flags.json);
+  OutputFile json_file(flags.json);
   const LoadedModel model(flags.run.model);
   const ModelSpec& spec = model.spec;
   Require(flags.context <= spec.max_positions, "--context is ", flags.context, "; the model has ",
@@ -226,10 +221,7 @@ int InspectCommand(const CommandLine& line) {
                        {"known_buffers", model.weights.known_buffers},
                        {"tensors", TensorsJson(model.checkpoint)}};
   Print(Text(report));
-  if (json_file) {
-    json_file->WriteJson(report);
-    json_file->Commit();
-  }
+  json_file.CommitJson(report);
   return kSuccess;
 }
 

@@ -19,14 +19,6 @@
 namespace tokline {
 namespace {
 
-bool HasCudaDevice() {
-#if TOKLINE_HAS_CUDA
-  return CudaDeviceCount() > 0;
-#else
-  return false;
-#endif
-}
-
 constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
 constexpr std::array kDTypes = {DType::kF32, DType::kBf16, DType::kF16};
 
@@ -153,7 +145,7 @@ std::string RunFlags::AblationHelp() {
 
 Device RunFlags::ChosenDevice() const {
   if (device) return *device;
-  return HasCudaDevice() ? Device::kCuda : Device::kCpu;
+  return CudaDeviceCount() > 0 ? Device::kCuda : Device::kCpu;
 }
 
 std::string RunFlags::Implementation() const {

@@ -38,6 +38,7 @@ mode_t ModeOfNewFiles() {
 }  // namespace
 
 OutputFile::OutputFile(const std::filesystem::path& path) : path_(path) {
+  if (!IsGiven()) return;
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
@@ -77,6 +78,7 @@ void OutputFile::Fail() const {
 }
 
 void OutputFile::Write(const void* data, int64_t bytes) {
+  if (!IsGiven()) return;
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t written = ::write(file_, next, static_cast<size_t>(bytes));
@@ -87,9 +89,13 @@ void OutputFile::Write(const void* data, int64_t bytes) {
   }
 }
 
-void OutputFile::WriteJson(const nlohmann::ordered_json& value) { Write(JsonLine(value)); }
+void OutputFile::CommitJson(const nlohmann::ordered_json& value) {
+  Write(JsonLine(value));
+  Commit();
+}
 
 void OutputFile::Commit() {
+  if (!IsGiven()) return;
   if (!temporary_.empty()) {
     if (::fchmod(file_, mode_) != 0 || ::fsync(file_) != 0 ||
         ::rename(temporary_.c_str(), path_.c_str()) != 0) {

@@ -1,4 +1,5 @@
 // A file that a command writes when it is done, and whose writability is checked before it starts.
+// Without a path it is none, and nothing is written.
 #pragma once
 
 #include <sys/types.h>
@@ -24,12 +25,14 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
+  bool IsGiven() const { return !path_.empty(); }
+
   // All throw RuntimeFailure with the path and the reason on failure.
   void Write(const void* data, int64_t bytes);
   void Write(std::string_view text) { Write(text.data(), static_cast<int64_t>(text.size())); }
-  // One line. Bytes of a name that are not UTF-8 are replaced.
-  void WriteJson(const nlohmann::ordered_json& value);
   void Commit();
+  // Writes one line, which is all, and commits it. Bytes of a name that are not UTF-8 are replaced.
+  void CommitJson(const nlohmann::ordered_json& value);
 
  private:
   [[noreturn]] void Fail() const;

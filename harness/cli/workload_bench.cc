@@ -345,8 +345,7 @@ void WorkloadFlags::AddTo(std::vector<Flag>& flags) {
 
 int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const WorkloadRun& with) {
   Require(flags.reuse || !flags.sharing, "--sharing needs --reuse; without it nothing is shared");
-  std::optional<OutputFile> file;
-  if (!with.record.json.empty()) file.emplace(with.record.json);
+  OutputFile file(with.record.json);
   RunRecord record(with.record.record);
   const LoadedModel model = with.run.Load();
   ReportExtraTensors(model);
@@ -428,14 +427,11 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   }
   const bool interrupted = measured.size() < count || measured.back().trouble.interrupted;
   record.Finish(interrupted);
-  if (file) {
-    // Removes the fields that make it a record: a file that holds records cannot be replaced.
-    for (Json& report : reports) {
-      for (const char* key : {"schema", "kind", "run_id"}) report.erase(key);
-    }
-    file->WriteJson(flags.rates.empty() ? reports[0] : Json{{"rows", reports}});
-    file->Commit();
+  // Removes the fields that make it a record: a file that holds records cannot be replaced.
+  for (Json& report : reports) {
+    for (const char* key : {"schema", "kind", "run_id"}) report.erase(key);
   }
+  file.CommitJson(flags.rates.empty() ? reports[0] : Json{{"rows", reports}});
   if (interrupted) return kInterruptedExit;
   if (record.Refused() > 0 && flags.rates.empty()) {
     throw RuntimeFailure(StrCat("the row was refused: ", FiguresOf(measured[0]).refusal));

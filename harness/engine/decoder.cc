@@ -9,7 +9,6 @@
 
 #include "harness/engine/convert_elements.h"
 #include "harness/platform/clock.h"
-#include "harness/platform/device.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

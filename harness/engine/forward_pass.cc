@@ -1,10 +1,7 @@
 // Enqueues the ops of a step in order, each with its parameters, fused or separate by ablation.
 #include "harness/engine/forward_pass.h"
 
-#include <algorithm>
-
 #include "harness/engine/one_kernel_step.h"
-#include "kernels/common/error.h"
 
 namespace tokline {
 

@@ -6,12 +6,10 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "harness/engine/decoder_config.h"
 #include "harness/engine/decoder_rank.h"
-#include "harness/platform/device.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
 namespace tokline {

@@ -1,8 +1,6 @@
 // Times repeats of a full batch of random prompts and computes the minimum cost of its decode step.
 #include "harness/measure/throughput.h"
 
-#include <algorithm>
-
 #include "harness/engine/token_times.h"
 #include "harness/measure/batch_run.h"
 #include "harness/measure/timing.h"

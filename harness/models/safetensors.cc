@@ -2,7 +2,6 @@
 #include "harness/models/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>

@@ -11,4 +11,8 @@ void RequireSupportedDevice(std::string_view name, const DeviceFacts& facts) {
                               facts.compute_minor, "; ", kMinMajor, ".0 or newer is needed"));
 }
 
+#if !TOKLINE_HAS_CUDA
+int CudaDeviceCount() { return 0; }
+#endif
+
 }  // namespace tokline

@@ -12,10 +12,11 @@ namespace tokline {
 // capability and the minimum (8.0).
 void RequireSupportedDevice(std::string_view name, const DeviceFacts& facts);
 
-// Everything below exists in CUDA builds only.
-
-// Number of devices that this build can run on; 0 if there is no driver or no device.
+// Number of devices that this build can run on; 0 if it has no CUDA, or there is no driver or no
+// device.
 int CudaDeviceCount();
+
+// Everything below exists in CUDA builds only.
 
 // Facts about the current device. Throws CudaError if there is none.
 DeviceFacts QueryDeviceFacts();

@@ -7,7 +7,6 @@
 #include "harness/platform/printable.h"
 #include "harness/text/jinja_builtins.h"
 #include "harness/text/jinja_syntax.h"
-#include "harness/text/utf8.h"
 
 namespace tokline::jinja {
 namespace {

@@ -310,7 +310,10 @@ Value Extreme(Context& context, const Value& input, Arguments& arguments) {
 
 Value Absolute(Context&, const Value& input, Arguments& arguments) {
   arguments.Finish(0);
-  if (const auto number = input.Integer()) return *number < 0 ? -*number : *number;
+  if (const auto number = input.Integer()) {
+    if (*number == INT64_MIN) throw Error("a number is too large");
+    return *number < 0 ? -*number : *number;
+  }
   if (const auto number = input.Number()) return std::abs(*number);
   throw Error("abs needs a number, not a value of type ", input.TypeName());
 }

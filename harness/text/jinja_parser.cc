@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <charconv>
 #include <initializer_list>
-#include <limits>
 
 #include "harness/platform/printable.h"
 #include "harness/text/jinja_lexer.h"

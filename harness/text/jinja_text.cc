@@ -131,45 +131,49 @@ std::vector<Value> SplitAt(Context& context, const MarkedText& text, const std::
   return parts;
 }
 
-Value Split(Context& context, const MarkedText& text, Arguments& arguments, bool from_right) {
+template <bool kFromRight>
+Value Split(Context& context, const MarkedText& text, Arguments& arguments) {
   const Value separator = arguments.Take(0, "sep").value_or(Value());
   const int64_t most =
       arguments.Take(1, "maxsplit").value_or(Value(int64_t{-1})).Integer().value_or(-1);
   arguments.Finish(2);
   context.budget.Bytes(text.Size());
   return List{separator.Is<None>()
-                  ? SplitAtSpace(context, text, most, from_right)
-                  : SplitAt(context, text, separator.Text().Bytes(), most, from_right)};
+                  ? SplitAtSpace(context, text, most, kFromRight)
+                  : SplitAt(context, text, separator.Text().Bytes(), most, kFromRight)};
 }
 
 // startswith and endswith, which take a text or a tuple of texts.
-Value BeginsOrEnds(const MarkedText& text, Arguments& arguments, bool begins) {
-  const Value with = arguments.Require(0, begins ? "prefix" : "suffix");
+template <bool kBegins>
+Value BeginsOrEnds(Context&, const MarkedText& text, Arguments& arguments) {
+  const Value with = arguments.Require(0, kBegins ? "prefix" : "suffix");
   arguments.Finish(1);
   const auto holds = [&](const Value& one) {
     const std::string& part = one.Text().Bytes();
-    return begins ? text.Bytes().starts_with(part) : text.Bytes().ends_with(part);
+    return kBegins ? text.Bytes().starts_with(part) : text.Bytes().ends_with(part);
   };
   const auto* several = with.If<List>();
   return several == nullptr ? holds(with) : std::ranges::any_of(several->items, holds);
 }
 
 // find and its relatives return a position in code points.
-int64_t Place(const MarkedText& text, Arguments& arguments, bool from_right) {
+template <bool kFromRight>
+Value Place(Context&, const MarkedText& text, Arguments& arguments) {
   const std::string part = arguments.Require(0, "sub").Text().Bytes();
   arguments.Finish(1);
-  const size_t found = from_right ? text.Bytes().rfind(part) : text.Bytes().find(part);
-  if (found == std::string::npos) return -1;
+  const size_t found = kFromRight ? text.Bytes().rfind(part) : text.Bytes().find(part);
+  if (found == std::string::npos) return int64_t{-1};
   return static_cast<int64_t>(CountUtf8(std::string_view(text.Bytes()).substr(0, found)));
 }
 
-Value Partition(const MarkedText& text, Arguments& arguments, bool from_right) {
+template <bool kFromRight>
+Value Partition(Context&, const MarkedText& text, Arguments& arguments) {
   const std::string separator = arguments.Require(0, "sep").Text().Bytes();
   arguments.Finish(1);
   if (separator.empty()) throw Error("a text cannot be split at an empty one");
-  const size_t found = from_right ? text.Bytes().rfind(separator) : text.Bytes().find(separator);
+  const size_t found = kFromRight ? text.Bytes().rfind(separator) : text.Bytes().find(separator);
   if (found == std::string::npos) {
-    return from_right ? List{{MarkedText(), MarkedText(), text}, true}
+    return kFromRight ? List{{MarkedText(), MarkedText(), text}, true}
                       : List{{text, MarkedText(), MarkedText()}, true};
   }
   const size_t after = found + separator.size();
@@ -184,6 +188,12 @@ int64_t CountOf(const MarkedText& text, const std::string& part) {
     ++count;
   }
   return count;
+}
+
+Value Index(Context& context, const MarkedText& text, Arguments& arguments) {
+  const Value place = Place<false>(context, text, arguments);
+  if (place.Integer() == -1) throw Error("index does not find the text");
+  return place;
 }
 
 using Method = Value (*)(Context&, const MarkedText&, Arguments&);
@@ -214,87 +224,65 @@ Value Every(Context&, const MarkedText& text, Arguments& arguments) {
   arguments.Finish(0);
   return AllOf(text.Bytes(), kHolds);
 }
+template <bool kUpper>
+Value AllCased(Context&, const MarkedText& text, Arguments& arguments) {
+  arguments.Finish(0);
+  return IsCased(text.Bytes(), kUpper);
+}
 
-constexpr std::pair<std::string_view, Method>
-    kMethods[] =
-        {{"capitalize", Cased<Case::kCapital>},
-         {"count",
-          [](Context&, const MarkedText& text, Arguments& arguments) -> Value {
-            const std::string part = arguments.Require(0, "sub").Text().Bytes();
-            arguments.Finish(1);
-            return CountOf(text, part);
-          }},
-         {"endswith", [](Context&, const MarkedText& text,
-                         Arguments& arguments) { return BeginsOrEnds(text, arguments, false); }},
-         {"find",
-          [](Context&, const MarkedText& text, Arguments& arguments) -> Value {
-            return Place(text, arguments, false);
-          }},
-         {"index",
-          [](Context&, const MarkedText& text, Arguments& arguments) -> Value {
-            const int64_t place = Place(text, arguments, false);
-            if (place < 0) throw Error("index does not find the text");
-            return place;
-          }},
-         {"isalnum", Every<[](char32_t c) { return IsLetter(c) || IsDecimal(c); }>},
-         {"isalpha", Every<IsLetter>},
-         {"isdigit", Every<IsDecimal>},
-         {"islower",
-          [](Context&, const MarkedText& text, Arguments& arguments) -> Value {
-            arguments.Finish(0);
-            return IsCased(text.Bytes(), false);
-          }},
-         {"isspace", Every<IsPythonSpace>},
-         {"isupper",
-          [](Context&, const MarkedText& text, Arguments& arguments) -> Value {
-            arguments.Finish(0);
-            return IsCased(text.Bytes(), true);
-          }},
-         {"join",
-          [](Context& context, const MarkedText& text, Arguments& arguments) -> Value {
-            const std::vector<Value> items = arguments.Require(0, "iterable").Items();
-            arguments.Finish(1);
-            for (const Value& item : items) item.Text();  // only texts can be joined
-            return JoinTexts(context, text, items);
-          }},
-         {"lower", Cased<Case::kLower>},
-         {"lstrip", Strip<true, false>},
-         {"partition", [](Context&, const MarkedText& text,
-                          Arguments& arguments) { return Partition(text, arguments, false); }},
-         {"removeprefix", Without<true>},
-         {"removesuffix", Without<false>},
-         {"replace",
-          [](Context& context, const MarkedText& text, Arguments& arguments) -> Value {
-            const MarkedText old_text = arguments.Require(0, "old").Text();
-            const MarkedText new_text = arguments.Require(1, "new").Text();
-            const Value count = arguments.Take(2, "count").value_or(Value(int64_t{-1}));
-            arguments.Finish(3);
-            return ReplaceText(context, text, old_text, new_text, count.Integer().value_or(-1));
-          }},
-         {"rfind",
-          [](Context&, const MarkedText& text, Arguments& arguments) -> Value {
-            return Place(text, arguments, true);
-          }},
-         {"rpartition", [](Context&, const MarkedText& text,
-                           Arguments& arguments) { return Partition(text, arguments, true); }},
-         {"rsplit", [](Context& context, const MarkedText& text,
-                       Arguments& arguments) { return Split(context, text, arguments, true); }},
-         {"rstrip", Strip<false, true>},
-         {"split", [](
-                       Context& context, const MarkedText& text,
-                       Arguments& arguments) { return Split(context, text, arguments, false); }},
-         {"splitlines",
-          [](Context& context, const MarkedText& text, Arguments& arguments) -> Value {
-            const bool keep_ends = arguments.FlagOr(0, "keepends", false);
-            arguments.Finish(1);
-            context.budget.Bytes(text.Size());
-            return List{SplitLines(context, text, keep_ends)};
-          }},
-         {"startswith", [](Context&, const MarkedText& text,
-                           Arguments& arguments) { return BeginsOrEnds(text, arguments, true); }},
-         {"strip", Strip<true, true>},
-         {"title", Cased<Case::kPythonTitle>},
-         {"upper", Cased<Case::kUpper>}};
+constexpr std::pair<std::string_view, Method> kMethods[] = {
+    {"capitalize", Cased<Case::kCapital>},
+    {"count",
+     [](Context&, const MarkedText& text, Arguments& arguments) -> Value {
+       const std::string part = arguments.Require(0, "sub").Text().Bytes();
+       arguments.Finish(1);
+       return CountOf(text, part);
+     }},
+    {"endswith", BeginsOrEnds<false>},
+    {"find", Place<false>},
+    {"index", Index},
+    {"isalnum", Every<[](char32_t c) { return IsLetter(c) || IsDecimal(c); }>},
+    {"isalpha", Every<IsLetter>},
+    {"isdigit", Every<IsDecimal>},
+    {"islower", AllCased<false>},
+    {"isspace", Every<IsPythonSpace>},
+    {"isupper", AllCased<true>},
+    {"join",
+     [](Context& context, const MarkedText& text, Arguments& arguments) -> Value {
+       const std::vector<Value> items = arguments.Require(0, "iterable").Items();
+       arguments.Finish(1);
+       for (const Value& item : items) item.Text();  // only texts can be joined
+       return JoinTexts(context, text, items);
+     }},
+    {"lower", Cased<Case::kLower>},
+    {"lstrip", Strip<true, false>},
+    {"partition", Partition<false>},
+    {"removeprefix", Without<true>},
+    {"removesuffix", Without<false>},
+    {"replace",
+     [](Context& context, const MarkedText& text, Arguments& arguments) -> Value {
+       const MarkedText old_text = arguments.Require(0, "old").Text();
+       const MarkedText new_text = arguments.Require(1, "new").Text();
+       const Value count = arguments.Take(2, "count").value_or(Value(int64_t{-1}));
+       arguments.Finish(3);
+       return ReplaceText(context, text, old_text, new_text, count.Integer().value_or(-1));
+     }},
+    {"rfind", Place<true>},
+    {"rpartition", Partition<true>},
+    {"rsplit", Split<true>},
+    {"rstrip", Strip<false, true>},
+    {"split", Split<false>},
+    {"splitlines",
+     [](Context& context, const MarkedText& text, Arguments& arguments) -> Value {
+       const bool keep_ends = arguments.FlagOr(0, "keepends", false);
+       arguments.Finish(1);
+       context.budget.Bytes(text.Size());
+       return List{SplitLines(context, text, keep_ends)};
+     }},
+    {"startswith", BeginsOrEnds<true>},
+    {"strip", Strip<true, true>},
+    {"title", Cased<Case::kPythonTitle>},
+    {"upper", Cased<Case::kUpper>}};
 
 }  // namespace
 

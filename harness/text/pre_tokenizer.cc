@@ -2,7 +2,6 @@
 // delimiters of a split.
 #include "harness/text/pre_tokenizer.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "harness/text/sequence_steps.h"

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from tokline import command, terminal
+from tokline.kernels import DEFAULT_MODEL, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT_GOLDEN = ROOT / "harness" / "tests" / "text" / "golden"
 TEXT_SEED, TEXT_STRINGS = 20260131, 2100
 MODEL_FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -78,7 +78,7 @@ Trains a Qwen3 of two layers to look up facts in its context ('The code of amber
 Hugging Face checkpoint, and prints how often transformers answers right with it, by length and depth, in
 fp32 and in bf16. docs/embedded_model.md describes it. The first run installs torch and transformers into
 .venv-golden.""", "Exit codes: 0 at least 99 % right at every length, 1 less, 2 misuse or no environment.")
-    parser.add_argument("--out", type=Path, default=ROOT / "models" / "qwen3-lookup", metavar="DIR",
+    parser.add_argument("--out", type=Path, default=DEFAULT_MODEL, metavar="DIR",
                         help="the checkpoint (default: models/qwen3-lookup)")
     parser.add_argument("--seed", type=int, default=1, metavar="N",
                         help="of weights, texts and questions (default: %(default)s)")

@@ -14,9 +14,9 @@ from transformers.models.auto import modeling_auto
 
 import random_checkpoint
 from tokline import revision
+from tokline.kernels import ROOT
 from tokline.stop import Stop
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 # What a checkpoint that was made here says of itself; other programs ignore the file.
 ORIGIN_FILE = "parity_model.json"
 # Qwen3-4B becomes two shards, Qwen3-0.6B one file.
@@ -113,10 +113,17 @@ def load_bf16(directory, device, attention):
     return model.to(device).eval()
 
 
+def head_sizes(config):
+    """(head dim, query heads, KV heads)"""
+    heads = config.num_attention_heads
+    return (getattr(config, "head_dim", None) or config.hidden_size // heads, heads,
+            getattr(config, "num_key_value_heads", None) or heads)
+
+
 def describe(directory, config):
     """What a record says about the model."""
     origin = directory / ORIGIN_FILE
-    heads = config.num_attention_heads
+    head_dim, query_heads, kv_heads = head_sizes(config)
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
     return {
         "name": directory.name,
@@ -124,9 +131,9 @@ def describe(directory, config):
         "family": config.model_type,
         "hidden_size": config.hidden_size,
         "layers": config.num_hidden_layers,
-        "q_heads": heads,
-        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "q_heads": query_heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
         "intermediate_size": inner or 4 * config.hidden_size,  # as GPT-2 has it
         "vocab_size": config.vocab_size,
         "positions": config.max_position_embeddings,
@@ -134,7 +141,7 @@ def describe(directory, config):
 
 
 def environment(device):
-    commit, dirty = revision.of_tree(REPOSITORY)
+    commit, dirty = revision.of_tree(ROOT)
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "torch": torch.__version__,
         "transformers": transformers.__version__, "cuda": torch.version.cuda if device == "cuda" else None,

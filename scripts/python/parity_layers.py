@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+import parity_checkpoint
 import random_checkpoint
 from tokline.stop import Stop
 
@@ -35,16 +36,9 @@ class Outputs:
     logits: torch.Tensor  # [steps, vocabulary]
 
 
-def head_sizes(config):
-    """(head dim, query heads, KV heads)"""
-    heads = config.num_attention_heads
-    return (getattr(config, "head_dim", None) or config.hidden_size // heads, heads,
-            getattr(config, "num_key_value_heads", None) or heads)
-
-
 def read_outputs(hidden, heads, logits, tokens, config):
     """The Outputs that Tokline left in these files."""
-    layers, (head_dim, query_heads, kv_heads) = config.num_hidden_layers, head_sizes(config)
+    layers, (head_dim, query_heads, kv_heads) = config.num_hidden_layers, parity_checkpoint.head_sizes(config)
 
     def read(path, parts, width):
         values = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32)

@@ -3,14 +3,13 @@ import functools
 import json
 import os
 import re
-import stat
 import subprocess
 import sys
-import tempfile
 import textwrap
 import unittest
 
 from command_case import run_here
+from folder_case import FolderTest
 from synthetic import DecoderCase, Machine, write
 
 from tokline import ablate
@@ -18,11 +17,9 @@ from tokline import ablate
 run_main = functools.partial(run_here, "ablate")
 
 
-class AblateTest(unittest.TestCase):
+class AblateTest(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
+        super().setUp()
         self.machine = Machine(seed=11, run_noise=0.001)
 
     def record(self, *gains):
@@ -128,21 +125,17 @@ class AblateTest(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertIn("not measured: interrupted", out)
 
-    def program(self, body):
+    def tokline(self, body):
         """A stand-in for tokline that runs `body` with the way to the record in `record`."""
-        path = os.path.join(self.folder, "tokline")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(f"#!{sys.executable}\nimport sys\nrecord = sys.argv[sys.argv.index('--record') + 1]\n"
-                       + textwrap.dedent(body))
-        os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
-        return path
+        return self.program("tokline", f"#!{sys.executable}\nimport sys\n"
+                            "record = sys.argv[sys.argv.index('--record') + 1]\n" + textwrap.dedent(body))
 
     def test_program_is_run_and_its_own_run_alone_is_printed(self):
         old = self.record(("old", 5, None))
         with open(old, encoding="utf-8") as file:
             lines = file.read()
         new = lines.replace("old", "new").replace(json.loads(lines.split("\n")[0])["run_id"], "feedfeedfeedfeed")
-        program = self.program(f"""
+        program = self.tokline(f"""
             assert sys.argv[1:4] == ["ablate", "--model", "M"], sys.argv
             assert sys.argv[sys.argv.index("--batch") + 1] == "8", sys.argv
             open(record, "a").write({new!r})
@@ -153,14 +146,14 @@ class AblateTest(unittest.TestCase):
         self.assertNotIn("old", out)
 
     def test_failure_of_the_program_is_the_failure(self):
-        program = self.program("sys.stderr.write('no such model'); sys.exit(2)")
+        program = self.tokline("sys.stderr.write('no such model'); sys.exit(2)")
         code, out, err = run_main("--model", "M", "--bin", program)
         self.assertEqual((code, out), (2, ""))
 
     def test_what_was_measured_is_kept_and_named_whatever_ends_it(self):
         with open(self.record(("down", 5, None)), encoding="utf-8") as file:
             line = file.read()
-        program = self.program(f"""
+        program = self.tokline(f"""
             import os, signal, time
             signal.signal(signal.SIGTERM, lambda *_: (open(record, "a").write({line!r}), sys.exit(130)))
             if "hang" in sys.argv:
@@ -187,14 +180,9 @@ class AblateTest(unittest.TestCase):
     def test_newest_built_program_is_found(self):
         self.assertIsNone(ablate.find_program(self.folder))
         for age, name in enumerate(("old", "new")):
-            folder = os.path.join(self.folder, "build", name, "bin")
-            os.makedirs(folder)
-            path = os.path.join(folder, "tokline")
-            with open(path, "w", encoding="utf-8"):
-                pass
-            os.chmod(path, 0o755)
+            path = self.program(f"build/{name}/bin/tokline", "")
             os.utime(path, (1000 + age, 1000 + age))
-        self.assertEqual(ablate.find_program(self.folder), path)
+        self.assertEqual(ablate.find_program(self.folder), str(path))
 
     def test_real_program_on_the_cpu(self):
         program = os.path.join(os.environ.get("TOKLINE_BIN_DIR", ""), "tokline")

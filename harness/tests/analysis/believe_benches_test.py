@@ -45,11 +45,8 @@ class BenchesTest(ReportCase):
                  for number in range(20)]
         missed = [Effect(3, shape=r"s\d$|s1[0-7]"), Effect(3, kernel="linear", shape="s1[89]"),
                   Effect(3, kernel="sampling", shape="s1[89]")]
-        for side, effects in (("a", []), ("slow3", missed)):
-            folder = self.folder / "out" / "benches" / side
-            folder.mkdir(parents=True)
-            for number in range(3):
-                write(folder / f"all.round{number}.jsonl", machine.run("bench_all", cases, effects))
+        self.side("a", machine, cases)
+        self.side("slow3", machine, cases, missed)
         check = self.report()[0]["slowdown_3"]
         self.assertIn("58 of 60 (96.7 %) caught", check["measured"])
         self.assertIn("least of norm: 18 of 20", check["measured"])
@@ -95,15 +92,10 @@ class BenchesTest(ReportCase):
 
     def test_rows_of_which_the_gate_says_nothing_are_no_comparisons(self):
         machine, cases = Machine(seed=3), [case for case in kernel_cases(40) if case.kernel == "linear"]
-        for side in ("a", "again"):
-            folder = self.folder / "out" / "benches" / side
-            folder.mkdir(parents=True)
-            for number in range(3):
-                disturbed = {cases[0]: "throttled: thermal"} if side == "again" else {}
-                refused = {cases[1]: "no memory"}
-                lines = machine.run("bench_linear", cases, [Effect(9, shape=dict(cases[0].shape)["name"] + "$")]
-                                    if side == "again" else [], disturbed=disturbed, refused=refused)
-                write(folder / f"linear.round{number}.jsonl", lines)
+        refused = {cases[1]: "no memory"}
+        self.side("a", machine, cases, refused=refused)
+        self.side("again", machine, cases, [Effect(9, shape=dict(cases[0].shape)["name"] + "$")],
+                  disturbed={cases[0]: "throttled: thermal"}, refused=refused)
         check = self.report()[0]["aa"]
         self.assertEqual(check["details"]["comparisons"], len(cases) - 2)
         self.assertEqual(check["details"]["false_alarms"], 0)
@@ -146,12 +138,8 @@ class BenchesTest(ReportCase):
     def test_a_false_alarm_without_a_figure_is_listed(self):
         machine = Machine(seed=3)
         cases = [case for case in kernel_cases(40) if case.kernel == "linear"]
-        for side in ("a", "again"):
-            folder = self.folder / "out" / "benches" / side
-            folder.mkdir(parents=True)
-            for number in range(3):
-                refused = {cases[0]: "unverified: wrong"} if side == "again" else {}
-                write(folder / f"linear.round{number}.jsonl", machine.run("bench_linear", cases, refused=refused))
+        self.side("a", machine, cases)
+        self.side("again", machine, cases, refused={cases[0]: "unverified: wrong"})
         check = self.report()[0]["aa"]
         self.assertEqual(check["details"]["false_alarms"], 1)
         self.assertRegex(check["details"]["misses"][0], ": unverified; refused in 3 of 3 runs")

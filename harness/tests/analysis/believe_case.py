@@ -1,13 +1,11 @@
 """Folders of scripts/maintain/believe collect, written directly or by simulated programs, and the report on them."""
 import functools
 import json
-import tempfile
-import unittest
 import zlib
-from pathlib import Path
 from unittest import mock
 
 from command_case import run_here, unwrapped
+from folder_case import FolderTest
 from synthetic import DecoderCase, KernelCase, Machine, kernel_cases, write
 
 from tokline import believe_benches, believe_overhead
@@ -19,12 +17,7 @@ ALL_LENGTHS = [{"suite_us": us, "independent_us": us, "kernel": kernel}
 run_main = functools.partial(run_here, "believe")
 
 
-class InFolder(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class InFolder(FolderTest):
     benches = ()  # that must be there
 
     def report(self):
@@ -40,22 +33,22 @@ class InFolder(unittest.TestCase):
 
 class ReportCase(InFolder):
     """On records written directly: what the tools get wrong must be seen."""
+    def side(self, name, machine, cases, effects=(), **more):
+        folder = self.folder / "out" / "benches" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(3):
+            write(folder / f"linear.round{number}.jsonl", machine.run("bench_linear", cases, effects, **more))
+
     def sides(self, machine, **effects):
         cases = [case for case in kernel_cases(240) if case.kernel in ("linear", "norm")]
-        for side, effect in {"a": [], **effects}.items():
-            folder = self.folder / "out" / "benches" / side
-            folder.mkdir(parents=True)
-            for number in range(3):
-                write(folder / f"linear.round{number}.jsonl", machine.run("bench_linear", cases, effect))
+        for name, effect in {"a": [], **effects}.items():
+            self.side(name, machine, cases, effect)
 
     def equal_sides(self, names, effects=()):
         machine = Machine(seed=8, run_noise=0.0005)
         cases = [KernelCase("linear", (("name", name),), 10.0) for name in names]
-        for side, effect in (("a", ()), ("again", effects)):
-            folder = self.folder / "out" / "benches" / side
-            folder.mkdir(parents=True, exist_ok=True)
-            for number in range(3):
-                write(folder / f"linear.round{number}.jsonl", machine.run("bench_linear", cases, effect))
+        self.side("a", machine, cases)
+        self.side("again", machine, cases, effects)
         return self.report()[0]["aa"]
 
     def decoder(self, name, effects=(), injected=None, round_index=0):

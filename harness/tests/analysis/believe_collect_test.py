@@ -21,14 +21,12 @@ class CollectTest(InFolder):
     def setUp(self):
         super().setUp()
         self.bin = self.folder / "bin"
-        self.bin.mkdir()
         self.add_program("bench_activation")
         self.add_program("tokline")
 
     def add_program(self, name):
-        program = self.bin / name
-        program.write_text(f"#!/bin/sh\nexec '{sys.executable}' '{HERE / 'believe_programs.py'}' {name} \"$@\"\n")
-        program.chmod(0o755)
+        self.program(f"bin/{name}",
+                     f"#!/bin/sh\nexec '{sys.executable}' '{HERE / 'believe_programs.py'}' {name} \"$@\"\n")
 
     def collect(self, *more):
         return run_main("collect", "--bin", self.bin, "--model", "M", "--out", self.folder / "out",

@@ -265,6 +265,7 @@ class BenchScriptTest(ScratchRepository):
         for arguments, words in (
             (("--only", "decoder", "--verify-only"), "--verify-only compares kernels with references"),
             (("--sweep=x",), "--sweep is 'x'; allowed: 1 to 10000"), (("--verify-only=1",), "--verify-only takes no value"),
+            (("--sweep=10001",), "--sweep is '10001'; allowed: 1 to 10000"),
             (("--only", "--verify-only"), "--only needs a value"), (("--shapes", "."), "there is no such file"),
             (("--benchmark_out=x",), "--benchmark_out: every program would write the same file"),
             (("--format=csv",), "--format: the table at the end has one; see scripts/records table --markdown"),

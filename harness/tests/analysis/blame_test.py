@@ -3,10 +3,10 @@ import functools
 import json
 import os
 import re
-import tempfile
 import unittest
 
 from command_case import run_here
+from folder_case import FolderTest
 from synthetic import OPS, DecoderCase, Effect, Machine, decoder_cases, write
 
 from tokline import blame
@@ -14,11 +14,9 @@ from tokline import blame
 run_main = functools.partial(run_here, "blame")
 
 
-class BlameTest(unittest.TestCase):
+class BlameTest(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
+        super().setUp()
         self.machine = Machine(seed=5, run_noise=0.0005)
 
     def side(self, name, effects=(), runs=1, cases=None, **more):

@@ -6,11 +6,9 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-import unittest
-from pathlib import Path
 
 import synthetic
+from folder_case import FolderTest
 from tokline.__main__ import run
 
 
@@ -36,11 +34,9 @@ def run_unwrapped(command, *arguments):
     return code, unwrapped(out), err
 
 
-class CommandTest(unittest.TestCase):
+class CommandTest(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         self.machine = synthetic.Machine(seed=1)
         self.cases = synthetic.kernel_cases(30)
 

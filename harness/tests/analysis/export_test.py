@@ -8,10 +8,10 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 
 from command_case import run_here
+from folder_case import FolderTest
 from synthetic import Machine, decoder_cases, kernel_cases, write
 
 from tokline import export, records
@@ -19,16 +19,11 @@ from tokline import export, records
 run_main = functools.partial(run_here, "export")
 
 
-class ExportTest(unittest.TestCase):
+class ExportTest(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
+        super().setUp()
         self.machine = Machine(seed=3)
         self.cases = kernel_cases(10)
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
 
     def history(self, commits=3, **more):
         """A file with a pass of two programs a commit, a day apart."""
@@ -38,13 +33,13 @@ class ExportTest(unittest.TestCase):
             lines += self.machine.run("bench_all", self.cases, **more)
             lines += self.machine.decoder_run(decoder_cases((1,)))
             self.machine.wait(days=1)
-        return write(self.path("history.jsonl"), lines)
+        return write(self.folder / "history.jsonl", lines)
 
 
 class GoogleBenchmarkTest(ExportTest):
     def test_every_sample_is_a_repetition(self):
         lines = self.machine.run("bench_all", self.cases) + self.machine.decoder_run(decoder_cases((8,)))
-        path = write(self.path("a.jsonl"), lines)
+        path = write(self.folder / "a.jsonl", lines)
         code, out, err = run_main(path, "--format", "google-benchmark")
         self.assertEqual((code, err), (0, ""))
         result = json.loads(out)
@@ -62,7 +57,7 @@ class GoogleBenchmarkTest(ExportTest):
 
     def test_a_refused_row_has_its_reason_and_no_time(self):
         lines = self.machine.run("bench_all", self.cases, refused={self.cases[2]: "unverified"})
-        code, out, _ = run_main(write(self.path("a.jsonl"), lines), "--format", "google-benchmark")
+        code, out, _ = run_main(write(self.folder / "a.jsonl", lines), "--format", "google-benchmark")
         self.assertEqual(code, 0)
         errors = [entry for entry in json.loads(out)["benchmarks"] if entry.get("error_occurred")]
         self.assertEqual([entry["error_message"] for entry in errors], ["unverified"])
@@ -95,7 +90,7 @@ class CsvTest(ExportTest):
         lines = self.machine.run("bench_all", self.cases, refused={self.cases[0]: "a, \"quoted\" reason"},
                                  disturbed={self.cases[1]: "throttled: power cap"})
         lines += self.machine.decoder_run(decoder_cases((8,)))
-        code, out, _ = run_main(write(self.path("a.jsonl"), lines), "--format", "csv")
+        code, out, _ = run_main(write(self.folder / "a.jsonl", lines), "--format", "csv")
         self.assertEqual(code, 0)
         table = list(csv.DictReader(io.StringIO(out)))
         self.assertEqual(len(table), len(self.cases) + 1)
@@ -114,7 +109,7 @@ class CsvTest(ExportTest):
 
 class OtavaTest(ExportTest):
     def test_a_line_a_pass_and_a_number_in_every_cell(self):
-        output = self.path("out.csv")
+        output = self.folder / "out.csv"
         code, out, err = run_main(self.history(3), "--format", "otava", "-o", output)
         self.assertEqual((code, out), (0, ""), err)
         with open(output, newline="") as file:
@@ -126,9 +121,9 @@ class OtavaTest(ExportTest):
         self.assertEqual(sorted(line[0] for line in table[1:]), [line[0] for line in table[1:]])
         for line in table[1:]:
             self.assertTrue(all(float(cell) > 0 for cell in line[2:]))
-        with open(self.path("out.yaml")) as file:
+        with open(self.folder / "out.yaml") as file:
             test = json.load(file)["tests"]["out"]
-        self.assertEqual(test["file"], output)
+        self.assertEqual(test["file"], str(output))
         self.assertEqual(list(test["metrics"]), table[0][2:])
         self.assertEqual({metric["direction"] for metric in test["metrics"].values()}, {-1})
 
@@ -151,7 +146,7 @@ class OtavaTest(ExportTest):
     def test_injected_runs_are_no_history(self):
         lines = self.machine.run("bench_all", self.cases)
         lines += self.machine.run("bench_all", self.cases, injected={"slowdown_percent": 3})
-        code, out, err = run_main(write(self.path("a.jsonl"), lines), "--format", "otava")
+        code, out, err = run_main(write(self.folder / "a.jsonl", lines), "--format", "otava")
         self.assertEqual(code, 0)
         self.assertIn("1 run with injected effects left out", err)
         self.assertEqual(len(out.splitlines()), 2)
@@ -160,7 +155,7 @@ class OtavaTest(ExportTest):
         lines = self.machine.run("bench_all", self.cases)
         other = Machine(seed=9, gpu={"driver": "999.1"}, start=self.machine.now)
         lines += other.run("bench_all", self.cases)
-        path = write(self.path("a.jsonl"), lines)
+        path = write(self.folder / "a.jsonl", lines)
         code, out, err = run_main(path, "--format", "otava")
         self.assertEqual((code, out), (3, ""))
         self.assertIn("driver: 999.1 and 580.1", err)
@@ -170,8 +165,8 @@ class OtavaTest(ExportTest):
 class FileTest(ExportTest):
     def test_a_file_that_cannot_be_written_leaves_what_was_there(self):
         path = self.history(1)
-        self.assertIn("cannot write", run_main(path, "--format", "csv", "-o", self.path("no/such.csv"))[2])
-        output = self.path("out.csv")
+        self.assertIn("cannot write", run_main(path, "--format", "csv", "-o", self.folder / "no/such.csv")[2])
+        output = self.folder / "out.csv"
         with open(output, "w") as file:
             file.write("before")
 
@@ -188,7 +183,7 @@ class FileTest(ExportTest):
         self.assertEqual(sorted(os.listdir(self.folder)), ["history.jsonl", "out.csv"])
 
     def test_a_written_file_is_whole_and_readable_by_others(self):
-        output = self.path("out.csv")
+        output = self.folder / "out.csv"
         mask = os.umask(0o022)
         self.addCleanup(os.umask, mask)
         self.assertEqual(run_main(self.history(1), "--format", "csv", "-o", output)[0], 0)
@@ -196,11 +191,11 @@ class FileTest(ExportTest):
         self.assertEqual(sorted(os.listdir(self.folder)), ["history.jsonl", "out.csv"])
 
     def test_bad_input_is_named(self):
-        empty = write(self.path("empty.jsonl"), [])
+        empty = write(self.folder / "empty.jsonl", [])
         code, out, err = run_main(empty, "--format", "csv")
         self.assertEqual((code, out), (1, ""))
         self.assertIn("empty.jsonl", err)
-        headers = write(self.path("headers.jsonl"), self.machine.run("bench_all", []))
+        headers = write(self.folder / "headers.jsonl", self.machine.run("bench_all", []))
         code, _, err = run_main(headers, "--format", "csv")
         self.assertEqual((code, err), (1, f"scripts/records export: {headers}: no rows\n"))
 
@@ -208,7 +203,7 @@ class FileTest(ExportTest):
         path = self.history(1)
         self.assertEqual(run_main(path)[0], 2)
         self.assertEqual(run_main(path, "--format", "csv", "--fill")[0], 2)
-        self.assertEqual(run_main(path, "--format", "otava", "-o", self.path("x.yaml"))[0], 2)
+        self.assertEqual(run_main(path, "--format", "otava", "-o", self.folder / "x.yaml")[0], 2)
         self.assertEqual(run_main("--help")[0], 0)
 
 

@@ -55,20 +55,17 @@ class GateRecordsTest(CommandTest):
         self.assertIn("no row is in both", self.gate(a, b, expect=3).stdout)
         self.assertIn("no row is in both", self.gate(a, b, "--only", "b1_s1024", expect=3).stdout)
 
-    def program(self, side, then):
+    def bench(self, side, then):
         """A bench program that records a run of `side` and then does what it is told; a crash leaves no row."""
-        path = self.folder / side
-        path.write_text("#!/bin/bash\n"
-                        "while (($#)); do [[ $1 != --record ]] || record=$2; shift; done\n"
-                        f"{then.format(lines=self.write(f'{side}.jsonl', self.machine.run('bench_x', self.cases)))}\n")
-        path.chmod(0o755)
-        return path
+        lines = self.write(f"{side}.jsonl", self.machine.run("bench_x", self.cases))
+        return self.program(side, "#!/bin/bash\nwhile (($#)); do [[ $1 != --record ]] || record=$2; shift; done\n"
+                            f"{then.format(lines=lines)}\n")
 
     def test_a_candidate_that_crashes_before_its_first_row_is_worse(self):
         whole, crashed = 'cat {lines} >"$record"', 'head -n 1 {lines} >"$record"; kill -SEGV $$'
         json_file = self.folder / "r.json"
         for a, b, code in ((whole, crashed, 1), (crashed, whole, 3)):
-            done = self.run_command("gate", "--ab", self.program("a", a), self.program("b", b), "--rounds", 1,
+            done = self.run_command("gate", "--ab", self.bench("a", a), self.bench("b", b), "--rounds", 1,
                                     "--device", "cpu", "--json", json_file, expect=code)
             if code == 1:
                 self.assertRegex(done.stdout, "gate: worse: a was killed by SIGSEGV in 1 of 1 round of B\\.$")

@@ -6,13 +6,12 @@ import json
 import re
 import shutil
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 from unittest import mock
 
 import mutate
 from command_case import unwrapped
+from folder_case import FolderTest
 from tokline.command import ended
 from tokline.stop import Stop
 
@@ -77,11 +76,10 @@ SURVIVORS = ["slabs: the flag of a partial is raised when the first warp has wri
              "the step is noted before every block has read the state"]
 
 
-class MutateTest(unittest.TestCase):
+class MutateTest(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = Path(folder.name).resolve()
+        super().setUp()
+        self.root = self.folder.resolve()
         self.source = self.root / "kernels/sum.cc"
         self.source.parent.mkdir()
         self.source.write_text(SUM)

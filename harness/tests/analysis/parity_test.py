@@ -3,11 +3,11 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import unittest
 from pathlib import Path
 
 import numpy as np
+from folder_case import FolderTest
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(os.environ.get("TOKLINE_BIN_DIR", "")) / "tokline"
@@ -25,15 +25,13 @@ def make_wrong(path, name, factor):
     path.write_bytes(data)
 
 
-class ParityTest(unittest.TestCase):
+class ParityTest(FolderTest):
     def setUp(self):
         if not PROGRAM.is_file():
             self.skipTest("tokline is not built")
         if subprocess.run(["python3", "-c", "import torch, transformers"], capture_output=True).returncode:
             self.skipTest("the python3 on the path lacks torch or transformers")
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
 
     def compare(self, program):
         """(exit code, record)"""
@@ -52,9 +50,7 @@ class ParityTest(unittest.TestCase):
         # The program is given another checkpoint than transformers.
         wrong = shutil.copytree(MODEL, self.folder / "wrong")
         make_wrong(wrong / "model.safetensors", "model.layers.1.mlp.up_proj.weight", 1.02)
-        program = self.folder / "tokline"
-        program.write_text(f'#!/bin/bash\nexec "{PROGRAM}" "${{@/"{MODEL}"/"{wrong}"}}"\n')
-        program.chmod(0o755)
+        program = self.program("tokline", f'#!/bin/bash\nexec "{PROGRAM}" "${{@/"{MODEL}"/"{wrong}"}}"\n')
         code, record = self.compare(program)
         self.assertEqual((code, record["pass"]), (1, False))
         above = {place["after"] for place in record["layers"]["places"] if place["ratio"] > record["layers"]["limit"]}

@@ -3,13 +3,13 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import types
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benches"))
 
+from folder_case import FolderTest  # noqa: E402
 from peers import nano_vllm, rows  # noqa: E402
 from synthetic import Machine, write  # noqa: E402
 from synthetic_workload import NEW_TOKENS, PROMPT_TOKENS, workload_run  # noqa: E402
@@ -59,11 +59,9 @@ class Tensor:
         return Tensor(self.shape[0] - 1, of=f"lengths of {self.of}")
 
 
-class NanoVllmTest(unittest.TestCase):
+class NanoVllmTest(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         for name, text in PACKAGE.items():
             path = self.folder / "checkout" / name
             path.parent.mkdir(parents=True, exist_ok=True)

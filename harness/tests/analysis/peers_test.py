@@ -15,6 +15,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benches"))
 
+from folder_case import FolderTest  # noqa: E402
 from peers import inputs, measure, operations, prebuild, rows, shapes  # noqa: E402
 from tokline import records  # noqa: E402
 from tokline.command import ended  # noqa: E402
@@ -90,7 +91,7 @@ class FakeDevice:
     def disturbance(self):
         return self.disturbances.pop(0) if self.disturbances else ""
 
-    def fingerprint(self, _root, command_line, libraries):
+    def fingerprint(self, command_line, libraries):
         return {"time_utc": rows.utc_now(), "command_line": command_line, "commit": "unknown", "dirty": "unknown",
                 "compiler": "unknown", "flags": "unknown", "cpu": "fake", "os": "fake", "libraries": libraries,
                 "gpu": self.identity | {"before": STATE}}
@@ -319,12 +320,7 @@ class AttemptsTest(unittest.TestCase):
         self.assertEqual(set(prebuild.xqa_variants()), needed)
 
 
-class RowsTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-
+class RowsTest(FolderTest):
     def session(self, suite, subjects, device=None, time_limit=100.0, missing=None, clock=lambda: 0.0):
         """Runs a session whose subjects come from `subjects` in turn; an exception is raised. Returns its runs."""
         subjects = iter(subjects)

@@ -4,10 +4,10 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 import unittest
 from pathlib import Path
 
+from folder_case import FolderTest
 from scratch_repository import git
 from synthetic import KernelCase, Machine, write
 
@@ -35,11 +35,9 @@ FAILS = '#!/bin/sh\necho "[       OK ] A.Passes (3 ms)"\necho "[  FAILED  ] A.Fa
 KERNELS = re.findall(r"(?m)^add_kernel\((\w+)", (ROOT / "CMakeLists.txt").read_text())
 
 
-class RecordScriptTest(unittest.TestCase):
+class RecordScriptTest(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         self.results = self.folder / "results"
         for name in ("qwen3-0.6b", "qwen3-4b", "llama-3.2-1b"):
             (self.folder / "models" / name).mkdir(parents=True)
@@ -50,12 +48,6 @@ class RecordScriptTest(unittest.TestCase):
             self.program(f"bin/bench_{kernel}", TOKLINE)
             self.program(f"bin/{kernel}_cuda_test", PASSES)
         self.program("path/nvidia-smi", NVIDIA_SMI)
-
-    def program(self, name, text):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
 
     def record(self, *arguments, expect):
         done = subprocess.run(
@@ -114,8 +106,9 @@ class RecordScriptTest(unittest.TestCase):
         self.assertEqual((self.results / "ablation.jsonl").read_text(), before)
         self.assertEqual(len(self.lines("tests.jsonl")), len(KERNELS))
         (self.folder / "bin/broken").unlink()
+        (self.results / "ablation.jsonl.unfinished").write_text("what an earlier run measured")
         self.record("--only", "ablation", expect=0)
-        self.assertFalse((self.results / "ablation.failed.log").exists())
+        self.assertEqual([path.name for path in self.results.glob("ablation.*")], ["ablation.jsonl"])
 
     def test_peers_do_not_wait_for_the_run_that_they_are_part_of(self):
         self.program("python", '#!/usr/bin/env bash\n[[ $1 != -m ]] || exec "${0%/*}/bin/tokline" "$@"\n')

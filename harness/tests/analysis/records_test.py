@@ -2,22 +2,20 @@
 
 import json
 import os
-import tempfile
 import unittest
 from pathlib import Path
 
 import synthetic
+from folder_case import FolderTest
 from tokline import records, standing
 from tokline.report.evidence import Evidence
 from tokline.records import BadRecords
 
 
-class RecordsTest(unittest.TestCase):
+class RecordsTest(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = os.path.join(folder.name, "run.jsonl")
-        self.folder = folder.name
+        super().setUp()
+        self.path = str(self.folder / "run.jsonl")
         self.machine = synthetic.Machine(seed=1)
         self.cases = synthetic.kernel_cases(20)
         self.warnings = []

@@ -7,6 +7,7 @@ import tempfile
 import unittest
 
 from command_case import run_here
+from folder_case import FolderTest
 from synthetic import DecoderCase, Effect, KernelCase, Machine, decoder_cases, kernel_cases, write
 
 VOID = {"meta", "link", "br", "path", "use"}
@@ -101,18 +102,10 @@ class Page(html.parser.HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.words))
 
 
-class ReportCase(unittest.TestCase):
+class ReportCase(FolderTest):
     def says(self, text, *phrases):
         for phrase in phrases:
             self.assertTrue(phrase in text, f"not said: {phrase}")
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
 
     def read(self, folder):
         """The page's text, its Page, and its Markdown."""
@@ -123,8 +116,8 @@ class ReportCase(unittest.TestCase):
 
     def report_of(self, lines, *more):
         """The page's text, its Page, and its Markdown."""
-        write(self.path("records.jsonl"), lines)
-        code, err = run_main(self.path("records.jsonl"), "-o", self.path("report.html"), "--markdown",
-                             self.path("report.md"), *more)
+        write(self.folder / "records.jsonl", lines)
+        code, err = run_main(self.folder / "records.jsonl", "-o", self.folder / "report.html", "--markdown",
+                             self.folder / "report.md", *more)
         self.assertEqual((code, err), (0, ""))
         return self.read(self.folder)

@@ -117,18 +117,18 @@ class DrawnTest(ReportCase):
             lines += machine.decoder_run(decoder_cases((1, 2, 4, 8, 16, 32, 64, 128)))
             machine.wait(days=1)
         self.report_of(lines)
-        self.check(self.path("report.html"), 6)
+        self.check(self.folder / "report.html", 6)
 
     def test_a_sweep_of_rates_is_drawn_well(self):
         machine = Machine(seed=14)
         self.report_of(rate_sweep(machine) + rate_sweep(machine, implementation="cuda, without graphs"))
-        self.check(self.path("report.html"), 1)
+        self.check(self.folder / "report.html", 1)
 
     def test_one_commit_is_drawn_well(self):
         machine = Machine(seed=13)
         self.report_of(machine.run("bench_all", kernel_cases(40))
                        + machine.decoder_run(decoder_cases((1, 2, 4, 64, 65))))
-        self.check(self.path("report.html"), 4)
+        self.check(self.folder / "report.html", 4)
 
     def test_drawn_shapes_are_drawn_well(self):
         machine = Machine(seed=14)
@@ -137,29 +137,29 @@ class DrawnTest(ReportCase):
         cases = [KernelCase(case.kernel, (("name", f"sweep:18446744073709551615:{number}"), *dimensions), case.us)
                  for number, case in enumerate(kernel_cases(120))]
         self.report_of(machine.run("bench_all", kernel_cases(40)) + machine.run("bench_sweep", cases))
-        self.check(self.path("report.html"), 3)
+        self.check(self.folder / "report.html", 3)
 
     def test_recorded_run_of_a_gpu_is_drawn_well(self):
         root = os.path.normpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
         recorded = [path for path in glob.glob(os.path.join(root, "results/*/*.jsonl")) if holds_records(path)]
         self.assertTrue(recorded)
-        code, err = run_main(*recorded, "-o", self.path("report.html"))
+        code, err = run_main(*recorded, "-o", self.folder / "report.html")
         self.assertEqual(code, 0, err)
-        with open(self.path("report.html"), encoding="utf-8") as file:
-            self.check(self.path("report.html"), len(re.findall(r'<svg class="wide"', file.read())))
+        with open(self.folder / "report.html", encoding="utf-8") as file:
+            self.check(self.folder / "report.html", len(re.findall(r'<svg class="wide"', file.read())))
 
     def test_check_finds_overlap_overflow_and_text_that_leaves_its_plot(self):
-        with open(self.path("bad.html"), "w", encoding="utf-8") as file:
+        with open(self.folder / "bad.html", "w", encoding="utf-8") as file:
             file.write('<!DOCTYPE html><meta name="viewport" content="width=device-width"><svg width="900" height="60" '
                        'aria-label="bad"><text x="10" y="30">one</text><text x="14" y="32">two</text>'
                        '<text x="890" y="30">outside</text></svg>')
-        self.browser.open(self.path("bad.html"), PHONE, 844, False)
+        self.browser.open(self.folder / "bad.html", PHONE, 844, False)
         self.assertGreater(self.browser.evaluate(OVERFLOW), 0)
         self.assertEqual(self.browser.evaluate(FAULTS), ['bad: "outside" leaves the plot', 'bad: "one" lies on "two"'])
 
     def test_screenshot_is_a_picture_of_the_page(self):
-        self.report_of(Machine(seed=1).decoder_run(), "--screenshot", self.path("report.png"))
-        self.assertEqual(imread(self.path("report.png")).shape[:2], (1100, 1400))
+        self.report_of(Machine(seed=1).decoder_run(), "--screenshot", self.folder / "report.png")
+        self.assertEqual(imread(self.folder / "report.png").shape[:2], (1100, 1400))
 
 
 if __name__ == "__main__":

@@ -182,8 +182,8 @@ class ReportTest(ReportCase):
 
     def test_newest_row_stands_and_older_ones_make_the_history(self):
         lines = history(commits=3)
-        write(self.path("records.jsonl"), lines)
-        evidence = Evidence(records.read(self.path("records.jsonl")))
+        write(self.folder / "records.jsonl", lines)
+        evidence = Evidence(records.read(self.folder / "records.jsonl"))
         self.assertEqual([label[:7] for label in evidence.commits], ["1c0ffee", "2c0ffee", "3c0ffee"])
         self.assertTrue(all(entry.run.commit.startswith("3c0ffee") for entry in evidence.entries))
         series = evidence.kernel_history("linear")
@@ -195,8 +195,8 @@ class ReportTest(ReportCase):
     def test_slowed_run_never_replaces_an_honest_one(self):
         machine = Machine(seed=6)
         lines = machine.decoder_run() + machine.decoder_run(effects=[Effect(50)], injected={"host_delay_us": 500})
-        write(self.path("records.jsonl"), lines)
-        evidence = Evidence(records.read(self.path("records.jsonl")))
+        write(self.folder / "records.jsonl", lines)
+        evidence = Evidence(records.read(self.folder / "records.jsonl"))
         self.assertEqual([entry.run.injected for entry in evidence.entries], [None])
         self.assertEqual([len(points) for points in evidence.history.values()], [1])
 
@@ -207,8 +207,8 @@ class ReportTest(ReportCase):
                  for name, factor in (("slow", 1.4), ("quick", 0.8))]
         other = KernelCase(case.kernel, (("name", "elsewhere"),), 0.1 * case.us, implementation="other",
                            library=("other", "1"))
-        write(self.path("records.jsonl"), machine.run("bench_all", [case, *peers, other]))
-        evidence = Evidence(records.read(self.path("records.jsonl")))
+        write(self.folder / "records.jsonl", machine.run("bench_all", [case, *peers, other]))
+        evidence = Evidence(records.read(self.folder / "records.jsonl"))
         entry = evidence.ours(case.kernel)[0]
         self.assertEqual(evidence.peer(entry).peer, "quick 1")
 
@@ -256,8 +256,8 @@ class ReportTest(ReportCase):
         for number in range(5):
             base += machine.run("bench_all", cases)
             ours += machine.run("bench_all", cases, [Effect(20)] if number < 4 else [])  # the newest round is an outlier
-        write(self.path("base.jsonl"), base)
-        _, page, _ = self.report_of(ours, "--baseline", self.path("base.jsonl"))
+        write(self.folder / "base.jsonl", base)
+        _, page, _ = self.report_of(ours, "--baseline", self.folder / "base.jsonl")
         self.says(page.text, "SLOWER: 3 of 3 rows")
 
     def test_commands_are_those_that_one_can_run_again(self):
@@ -309,10 +309,10 @@ class ReportTest(ReportCase):
         machine = Machine(seed=10, run_noise=0.001)
         cases = kernel_cases(20)
         base = machine.run("bench_all", cases) + machine.decoder_run()
-        write(self.path("base.jsonl"), base)
+        write(self.folder / "base.jsonl", base)
         _, page, markdown = self.report_of(
             machine.run("bench_all", cases, [Effect(30, kernel="paged_gather")])
-            + machine.decoder_run(effects=[Effect(us=80, op="host_gap")]), "--baseline", self.path("base.jsonl"))
+            + machine.decoder_run(effects=[Effect(us=80, op="host_gap")]), "--baseline", self.folder / "base.jsonl")
         for text in (page.text, markdown):
             self.assertRegex(text, r"paged_gather \S+.*? slower")
             self.says(text, "the host gap +")
@@ -322,13 +322,13 @@ class ReportTest(ReportCase):
         machine = Machine(seed=10, run_noise=0.001)
         batches = [DecoderCase(batch=batch) for batch in (1, 8, 64)]
         base = machine.run("bench_all", kernel_cases(30)) + machine.decoder_run(batches)
-        write(self.path("base.jsonl"), base)
+        write(self.folder / "base.jsonl", base)
         ours = machine.run("bench_all", kernel_cases(30)[:3])
         for case, effects in zip(batches, ([], [Effect(us=700, op="down")], [])):
             run = machine.decoder_run([case], effects)
             run[0]["fingerprint"]["command_line"] += ["--batch", str(case.batch)]
             ours += run
-        _, page, markdown = self.report_of(ours, "--baseline", self.path("base.jsonl"))
+        _, page, markdown = self.report_of(ours, "--baseline", self.folder / "base.jsonl")
         first = ("MISSING: 27 of 33 rows of the baseline, of ", "SLOWER, BUT UNDECIDED: 1 of 6 rows; batch 8 −")
         for text in (page.text, markdown):
             self.says(text, *first)
@@ -344,22 +344,22 @@ class ReportTest(ReportCase):
 
     def test_a_difference_that_the_profile_does_not_explain_is_said_in_the_comment_too(self):
         machine = Machine(seed=10, run_noise=0.001)
-        write(self.path("base.jsonl"), machine.decoder_run([DecoderCase()]))
+        write(self.folder / "base.jsonl", machine.decoder_run([DecoderCase()]))
         ours = machine.decoder_run([DecoderCase()], [Effect(us=400, op="down")])
         for line in ours:
             if line.get("profile"):
                 profile = line["profile"]
                 profile["unexplained_us"] = sum(op["us"] for op in profile["ops"]) / 2
                 profile["ops"] = [op | {"us": op["us"] / 2} for op in profile["ops"]]
-        _, page, markdown = self.report_of(ours, "--baseline", self.path("base.jsonl"))
+        _, page, markdown = self.report_of(ours, "--baseline", self.folder / "base.jsonl")
         for text in (page.text, markdown):
             self.says(text, "THE PARTS DO NOT ADD UP")
 
     def test_baseline_of_another_machine_is_not_compared(self):
         cases = kernel_cases(5)
-        write(self.path("base.jsonl"), Machine(seed=1, gpu={"name": "NVIDIA A100"}).run("bench_all", cases))
+        write(self.folder / "base.jsonl", Machine(seed=1, gpu={"name": "NVIDIA A100"}).run("bench_all", cases))
         text, page, markdown = self.report_of(Machine(seed=2).run("bench_all", cases), "--baseline",
-                                              self.path("base.jsonl"))
+                                              self.folder / "base.jsonl")
         self.says(page.text, "NOT COMPARED with the baseline: ")
         self.says(markdown, "Not compared")
         self.assertFalse("Rows against the baseline" in text)
@@ -370,20 +370,20 @@ class ReportTest(ReportCase):
         wrong = {case: "unverified: wrong" for case in cases}
         one_wrong = {cases[0]: wrong[cases[0]]}
         ours = [line for _ in range(3) for line in machine.run("bench_all", cases)]
-        write(self.path("base.jsonl"), machine.run("bench_all", cases, refused=wrong))
-        _, page, markdown = self.report_of(ours, "--baseline", self.path("base.jsonl"))
+        write(self.folder / "base.jsonl", machine.run("bench_all", cases, refused=wrong))
+        _, page, markdown = self.report_of(ours, "--baseline", self.folder / "base.jsonl")
         for text in (page.text, markdown):
             self.says(text, "NOT COMPARED with the baseline: 4 not comparable")
             self.assertNotIn("NOT SLOWER", text)
         base = [line for _ in range(3) for line in machine.run("bench_all", cases, refused=one_wrong)]
-        write(self.path("base.jsonl"), base)
-        _, page, _ = self.report_of(ours, "--baseline", self.path("base.jsonl"))
+        write(self.folder / "base.jsonl", base)
+        _, page, _ = self.report_of(ours, "--baseline", self.folder / "base.jsonl")
         self.says(page.text, "NOT SLOWER than the baseline: 3 rows, 0 of them faster, none missing")
 
     def test_a_baseline_that_was_slowed_on_purpose_is_told(self):
         machine, cases = Machine(seed=10, run_noise=0.001), kernel_cases(4)
-        write(self.path("base.jsonl"), machine.run("bench_all", cases, injected={"slowdown_percent": 50}))
-        _, page, markdown = self.report_of(machine.run("bench_all", cases), "--baseline", self.path("base.jsonl"))
+        write(self.folder / "base.jsonl", machine.run("bench_all", cases, injected={"slowdown_percent": 50}))
+        _, page, markdown = self.report_of(machine.run("bench_all", cases), "--baseline", self.folder / "base.jsonl")
         for text in (page.text, markdown):
             self.says(text, "A: slowed on purpose, to test the tools: slowdown_percent 50")
 
@@ -400,8 +400,8 @@ class ReportTest(ReportCase):
             self.assertRegex(said, words)
             self.assertNotRegex(said, r"B is \S+ % (slower|faster)")
         self.assertNotIn('<section id="blame">', text)
-        write(self.path("base.jsonl"), runs[0])
-        _, page, markdown = self.report_of(runs[1], "--baseline", self.path("base.jsonl"))
+        write(self.folder / "base.jsonl", runs[0])
+        _, page, markdown = self.report_of(runs[1], "--baseline", self.folder / "base.jsonl")
         for said in (page.text, markdown):
             self.assertRegex(said, words)
 
@@ -414,11 +414,11 @@ class ReportTest(ReportCase):
             base += machine.decoder_run(batches[:1], [Effect(us=2000, op="down")])  # it changes by more, for the better
             ours += machine.run("bench_all", kernel_cases(4)) + machine.decoder_run(batches[:1])
             ours += machine.decoder_run(batches[1:], [Effect(us=930, op="chunk_decode")])
-        write(self.path("base.jsonl"), base)
-        _, page, markdown = self.report_of(ours, "--baseline", self.path("base.jsonl"))
+        write(self.folder / "base.jsonl", base)
+        _, page, markdown = self.report_of(ours, "--baseline", self.folder / "base.jsonl")
         for text in (page.text, markdown):
             self.assertRegex(text, r"SLOWER: 1 of 6 rows; batch 8 −5\d\.\d % tok/s: chunk_decode")
-        _, page, _ = self.report_of(base, "--baseline", self.path("base.jsonl"))
+        _, page, _ = self.report_of(base, "--baseline", self.folder / "base.jsonl")
         self.says(page.text, "NOT SLOWER than the baseline: 6 rows, 0 of them faster, none missing")
 
     def test_decoder_is_held_against_its_best_peer(self):
@@ -497,37 +497,37 @@ class MisuseTest(ReportCase):
                  "future": json.dumps(good[0] | {"schema": 99}) + "\n", "no row": json.dumps(good[0]) + "\n"}
         for name, text in texts.items():
             with self.subTest(name):
-                with open(self.path(name), "w", encoding="utf-8") as file:
+                with open(self.folder / name, "w", encoding="utf-8") as file:
                     file.write(text)
-                err = self.fails(self.path(name), "-o", self.path("report.html"))
+                err = self.fails(self.folder / name, "-o", self.folder / "report.html")
                 self.assertRegex(err, rf"^scripts/records report: .*{name}.*\n$")
-                self.assertFalse(os.path.exists(self.path("report.html")))
-        self.assertIn("nowhere", self.fails(self.path("nowhere"), "-o", self.path("report.html")))
+                self.assertFalse(os.path.exists(self.folder / "report.html"))
+        self.assertIn("nowhere", self.fails(self.folder / "nowhere", "-o", self.folder / "report.html"))
 
     def test_unfinished_last_line_is_left_out_with_a_warning(self):
         lines = Machine(seed=1).run("bench_all", kernel_cases(3), killed=True)
-        write(self.path("records.jsonl"), lines)
-        with open(self.path("records.jsonl"), "a", encoding="utf-8") as file:
+        write(self.folder / "records.jsonl", lines)
+        with open(self.folder / "records.jsonl", "a", encoding="utf-8") as file:
             file.write('{"schema": 2, "kind": "ro')
-        code, err = run_main(self.path("records.jsonl"), "-o", self.path("report.html"))
+        code, err = run_main(self.folder / "records.jsonl", "-o", self.folder / "report.html")
         self.assertEqual(code, 0)
         self.assertIn("unfinished", err)
-        self.assertTrue(os.path.exists(self.path("report.html")))
+        self.assertTrue(os.path.exists(self.folder / "report.html"))
 
     def test_misuse_is_exit_code_2(self):
         self.fails(code=2)
-        self.fails(self.path("x"), code=2)
-        self.fails(self.path("x"), "-o", self.path("y"), "--no-such-flag", code=2)
+        self.fails(self.folder / "x", code=2)
+        self.fails(self.folder / "x", "-o", self.folder / "y", "--no-such-flag", code=2)
 
     def test_what_cannot_be_written_is_said_and_the_old_report_stays(self):
-        write(self.path("records.jsonl"), Machine(seed=1).run("bench_all", kernel_cases(3)))
-        self.assertIn("No such file", self.fails(self.path("records.jsonl"), "-o", self.path("no/report.html")))
-        self.assertIn("/dev/full", self.fails(self.path("records.jsonl"), "-o", "/dev/full"))
-        with open(self.path("report.html"), "w", encoding="utf-8") as file:
+        write(self.folder / "records.jsonl", Machine(seed=1).run("bench_all", kernel_cases(3)))
+        self.assertIn("No such file", self.fails(self.folder / "records.jsonl", "-o", self.folder / "no/report.html"))
+        self.assertIn("/dev/full", self.fails(self.folder / "records.jsonl", "-o", "/dev/full"))
+        with open(self.folder / "report.html", "w", encoding="utf-8") as file:
             file.write("the old one")
         with mock.patch("os.fsync", side_effect=OSError(28, "No space left on device")):
-            self.assertIn("No space", self.fails(self.path("records.jsonl"), "-o", self.path("report.html")))
-        with open(self.path("report.html"), encoding="utf-8") as file:
+            self.assertIn("No space", self.fails(self.folder / "records.jsonl", "-o", self.folder / "report.html"))
+        with open(self.folder / "report.html", encoding="utf-8") as file:
             self.assertEqual(file.read(), "the old one")
         self.assertEqual(sorted(os.listdir(self.folder)), ["records.jsonl", "report.html"])
 

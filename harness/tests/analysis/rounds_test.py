@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -41,12 +40,12 @@ class RoundsTest(CommandTest):
             for number in range(rounds):
                 self.write(
                     f"{side}/bench_{name}.{number}.jsonl", self.machine.run(f"bench_{name}", cases, effects=effects))
-            self.program(folder / f"bench_{name}")
+            self.program(f"{side}/bench_{name}", PROGRAM)
         return folder
 
-    def program(self, path):
-        path.write_text(PROGRAM)
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    def build_both(self, *programs):
+        for side in "ab":
+            self.build(side, programs)
 
     def ab(self, *arguments, expect, rounds=3, **environment):
         return self.run_command("gate", "--ab", self.folder / "a", self.folder / "b", "--rounds", rounds, *arguments,
@@ -74,7 +73,7 @@ class RoundsTest(CommandTest):
     def test_the_decoder_has_the_embedded_model_wherever_the_gate_is_started(self):
         for side in "ab":
             self.build(side, ["linear"])
-            self.program(self.folder / side / "tokline")
+            self.program(f"{side}/tokline", PROGRAM)
             for number in range(3):
                 self.write(f"{side}/tokline.{number}.jsonl", self.machine.decoder_run())
         self.addCleanup(os.chdir, os.getcwd())
@@ -86,7 +85,7 @@ class RoundsTest(CommandTest):
     def test_a_model_may_be_a_name_that_the_programs_know(self):
         for side in "ab":
             self.build(side, ["linear"])
-            self.program(self.folder / side / "tokline")
+            self.program(f"{side}/tokline", PROGRAM)
             (self.folder / side / "tokline.0.sh").write_text("exit 0\n")  # inspect
             for number in range(1, 4):
                 self.write(f"{side}/tokline.{number}.jsonl", self.machine.decoder_run())
@@ -97,7 +96,7 @@ class RoundsTest(CommandTest):
     def test_a_model_that_is_none_is_misuse(self):
         for side in "ab":
             self.build(side, ["linear"])
-            self.program(self.folder / side / "tokline")
+            self.program(f"{side}/tokline", PROGRAM)
             (self.folder / side / "tokline.0.sh").write_text("echo 'tokline: no model \"x\"' >&2; exit 1\n")
         done = self.ab("--device", "cpu", "--model", "x", expect=2)
         self.assertEqual(done.stderr, 'scripts/records gate: --model: no model "x"\n')
@@ -107,8 +106,7 @@ class RoundsTest(CommandTest):
             self.assertEqual(done.stderr, f"scripts/records gate: --model {path} has no config.json\n")
 
     def test_arguments_go_to_the_programs(self):
-        for side in "ab":
-            self.build(side, ["linear"])
+        self.build_both("linear")
         self.ab("--", "--device=cpu", "--samples", "20", expect=0)
         self.assertRegex(self.calls("a")[0], "^bench_linear --samples 20 --device cpu --record .*/run.jsonl$")
         self.ab("--device", "cpu", "--", "--unknown", expect=2)
@@ -116,8 +114,7 @@ class RoundsTest(CommandTest):
             self.ab("--", "--record", "x", expect=2).stderr, "--record is set by scripts/records gate itself")
 
     def test_first_run_of_a_round_measures_the_peaks_for_the_others(self):
-        for side in "ab":
-            self.build(side, ["linear", "sampling"])
+        self.build_both("linear", "sampling")
         plan = rounds.Plan({side: rounds.find_programs(self.folder / side) for side in "ab"}, rounds=3)
         rounds.Experiment(plan, self.folder, Progress(), lambda words: None).run()
         calls = self.calls("a") + self.calls("b")
@@ -127,7 +124,7 @@ class RoundsTest(CommandTest):
     def test_decoder_takes_over_the_peaks_of_a_decoder_only_where_nothing_else_runs(self):
         for side in "ab":
             self.build(side, ["linear"])
-            self.program(self.folder / side / "tokline")
+            self.program(f"{side}/tokline", PROGRAM)
             for number in range(3):
                 self.write(f"{side}/tokline.{number}.jsonl",
                            self.machine.run("tokline bench", [case for case in self.cases if case.kernel == "decoder"]))
@@ -171,8 +168,7 @@ class RoundsTest(CommandTest):
         self.assertIn("bench_sampling is new in B", self.ab("--device", "cpu", expect=0).stdout)
 
     def test_program_that_crashes_in_b_fails(self):
-        for side in "ab":
-            self.build(side, ["linear", "sampling"])
+        self.build_both("linear", "sampling")
         (self.folder / "b" / "bench_sampling.1.sh").write_text("kill -SEGV $$\n")
         done = self.ab("--device", "cpu", expect=1)
         self.assertIn("bench_sampling was killed by SIGSEGV in 1 of 3 rounds of B", done.stdout)
@@ -195,8 +191,7 @@ class RoundsTest(CommandTest):
         self.assertEqual(sum("sampling" in call for call in self.calls("a")), 1)
 
     def test_only_named_programs_run(self):
-        for side in "ab":
-            self.build(side, ["linear", "sampling"])
+        self.build_both("linear", "sampling")
         self.ab("--device", "cpu", "--programs", "linear", expect=0)
         self.assertFalse(any("sampling" in call for call in self.calls("a")))
         self.assertIn("no bench_lineal", self.ab("--device", "cpu", "--programs", "lineal", expect=2).stderr)
@@ -209,8 +204,7 @@ class RoundsTest(CommandTest):
         self.assertIn("cannot be executed", self.run_command("gate", "--aa", path, expect=2).stderr)
 
     def test_unwritable_folder_is_misuse(self):
-        for side in "ab":
-            self.build(side, ["linear"])
+        self.build_both("linear")
         self.write("file", [])
         self.assertIn(
             "cannot be written", self.ab("--device", "cpu", "--keep", self.folder / "file" / "out", expect=2).stderr)
@@ -218,13 +212,11 @@ class RoundsTest(CommandTest):
     def test_without_a_gpu_there_is_nothing_to_measure(self):
         if rounds.gpu_present():
             self.skipTest("this machine has a GPU")
-        for side in "ab":
-            self.build(side, ["linear"])
+        self.build_both("linear")
         self.assertIn("no CUDA device: nothing to measure here", self.ab(expect=77).stderr)
 
     def test_ctrl_c_keeps_what_was_measured(self):
-        for side in "ab":
-            self.build(side, ["linear"])
+        self.build_both("linear")
         (self.folder / "b" / "bench_linear.1.sh").write_text(f"touch {self.folder}/waiting; sleep 60\n")
         for code, words in ((signal.SIGINT, "keep"), (signal.SIGTERM, "keep2")):
             with self.subTest(code):
@@ -248,8 +240,7 @@ class RoundsTest(CommandTest):
                 self.assertIn('"kind": "end"', (keep / "a.jsonl").read_text())
 
     def test_what_was_measured_is_kept_and_named_where_the_verdict_cannot_be_written(self):
-        for side in "ab":
-            self.build(side, ["linear"])
+        self.build_both("linear")
         done = self.ab("--device", "cpu", "--json", "/dev/full", expect=2, TMPDIR=str(self.folder))
         kept = re.search(r"what was measured is in (\S+)\n.*cannot write /dev/full", done.stderr)[1]
         for side in "ab":

@@ -3,9 +3,10 @@
 import json
 import os
 import subprocess
-import tempfile
 import unittest
 from pathlib import Path
+
+from folder_case import FolderTest
 
 ROOT = Path(__file__).resolve().parents[3]
 KERNELS = sorted(path.name for path in (ROOT / "kernels").iterdir() if (path / "README.md").is_file())
@@ -20,11 +21,9 @@ echo "========= ERROR SUMMARY: 0 errors"
 """
 
 
-class SanitizeScriptTest(unittest.TestCase):
+class SanitizeScriptTest(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         self.program("path/compute-sanitizer", SANITIZER)
         self.program("path/nvidia-smi", "#!/bin/sh\necho 'GPU 0: simulated'\n")
         self.program("bin/tokline", "#!/bin/sh\necho 'tokline 0.1.0 (commit 0123abc, with CUDA)'\n")
@@ -32,12 +31,6 @@ class SanitizeScriptTest(unittest.TestCase):
                      "launch_timer", "independent_timing", "step_profiler", "ops_in_place", "device_memory",
                      "work_stream", "cheats"]:
             self.program(f"bin/{name}_cuda_test", "#!/bin/sh\n")
-
-    def program(self, name, text):
-        path = self.folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
 
     def sanitize(self, *arguments, expect, command=()):
         done = subprocess.run(

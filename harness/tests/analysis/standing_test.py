@@ -4,22 +4,20 @@ import functools
 import json
 import os
 import re
-import tempfile
 import unittest
 from pathlib import Path
 
 from command_case import run_here, run_unwrapped, unwrapped
+from folder_case import FolderTest
 from synthetic import START, KernelCase, Machine, kernel_cases, write
 from synthetic_workload import workload_run
 
 run_main = functools.partial(run_unwrapped, "standing")
 
 
-class StandingTest(unittest.TestCase):
+class StandingTest(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
+        super().setUp()
         self.cases = kernel_cases(3, ["linear"])
 
     def records(self, factors, gpu=None):

@@ -3,7 +3,6 @@
 import csv
 import io
 import subprocess
-import sys
 import unittest
 from pathlib import Path
 

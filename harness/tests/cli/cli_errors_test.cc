@@ -1,11 +1,8 @@
 // Bad input gives the right exit code and one clear line, and leaves nothing half-written.
 #include <gtest/gtest.h>
 
-#include "harness/tests/cli/program_run.h"
-#include "kernels/common/error.h"
-#if TOKLINE_HAS_CUDA
 #include "harness/platform/device.h"
-#endif
+#include "harness/tests/cli/program_run.h"
 
 namespace tokline {
 namespace {
@@ -18,7 +15,6 @@ using testing::RunTokline;
 using testing::SmallConfig;
 using testing::SmallTensors;
 using testing::TempFolder;
-using testing::TestTensor;
 using testing::With;
 using testing::WriteFile;
 using testing::WriteModel;
@@ -310,9 +306,7 @@ TEST(CliErrorsTest, CheckpointThatIsNotTheConfigsExitsOne) {
 }
 
 TEST(CliErrorsTest, CudaWithoutADeviceExitsOne) {
-#if TOKLINE_HAS_CUDA
   if (CudaDeviceCount() > 0) GTEST_SKIP() << "there is a CUDA device";
-#endif
   EXPECT_TRUE(
       FailsWith(RunTokline({"generate", "--prompt-ids", "1", "--device", "cuda"}), 1, {"CUDA"}));
   TempFolder dir;

@@ -20,7 +20,6 @@ using testing::Program;
 using testing::ProgramResult;
 using testing::ProgramStreams;
 using testing::ReadGolden;
-using testing::RunTokline;
 using testing::TempFolder;
 using testing::With;
 using testing::WriteFile;

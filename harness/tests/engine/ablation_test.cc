@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "harness/tests/message_of.h"
-#include "kernels/common/error.h"
 
 namespace tokline {
 namespace {

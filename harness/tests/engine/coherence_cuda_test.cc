@@ -16,8 +16,6 @@
 namespace tokline {
 namespace {
 
-using testing::CoherenceScore;
-
 class CoherenceCudaTest : public testing::CudaTest {
  protected:
   static const testing::CoherenceGate& Gate() {
@@ -70,32 +68,12 @@ TEST_F(CoherenceCudaTest, PromptsInPiecesOfAnySize) {
   }
 }
 
-TEST_F(CoherenceCudaTest, PreemptedAnswersAreRight) {
-  for (const bool reuse : {false, true}) {
-    DecoderOptions options = Options();
-    options.max_batch = 12;
-    options.max_context = 320;
-    options.page_size = 16;
-    options.reuse = reuse;
-    options.kv_pages = 28;
-    options.token_budget = 32;
-    const CoherenceScore score =
-        Gate().Check({.length = 300, .chat = reuse, .count = 12}, options, 8);
-    EXPECT_GT(score.counts.preemptions, 0) << (reuse ? "with reuse" : "without");
-  }
-}
+TEST_F(CoherenceCudaTest, PreemptedAnswersAreRight) { Gate().CheckPreempted(Options()); }
 
 TEST_F(CoherenceCudaTest, SharedReadsAnswerRight) {
-  for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kAlways}) {
-    DecoderOptions options = Options();
-    options.max_batch = 48;
-    options.reuse = true;
-    options.sharing = sharing;
-    const CoherenceScore score = Gate().Check({.length = 4096, .count = 96}, options);
-    if (sharing == ChunkSharing::kAlways) {
-      EXPECT_LT(score.reads.tokens, score.reads.unshared_tokens / 2);
-    }
-  }
+  DecoderOptions options = Options();
+  options.max_batch = 48;
+  Gate().CheckSharedReads(options, testing::kLongestContext);
 }
 
 TEST_F(CoherenceCudaTest, EveryAblationAnswersRight) {
@@ -158,11 +136,7 @@ class SameTextsCudaTest : public testing::CudaTest {
       places.emplace(id, places.size());
     }
     std::vector<std::vector<int32_t>> texts(kTexts);
-    const auto take = [&](std::span<const NewToken> tokens) {
-      for (const NewToken& token : tokens) texts[places.at(token.sequence)].push_back(token.token);
-    };
-    while (decoder.HasWork()) take(decoder.Step().tokens);
-    take(decoder.Flush());
+    for (const auto& [id, text] : testing::RunAll(decoder)) texts[places.at(id)] = text;
     preemptions_ = decoder.Schedule().Counts().preemptions;
     return texts;
   }

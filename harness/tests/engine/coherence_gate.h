@@ -48,29 +48,22 @@ class CoherenceGate {
                                         questions[0].prompt.begin() + 20 + i);
       decoder.Submit({.prompt = prompt, .max_new_tokens = 10 * kAnswerTokens});
     }
-    std::map<SequenceId, std::pair<const LookupQuestion*, std::vector<int32_t>>> texts;
+    std::map<SequenceId, const LookupQuestion*> asked;
     for (const LookupQuestion& question : questions) {
       const SequenceId id =
           decoder.Submit({.prompt = question.prompt,
                           .max_new_tokens = static_cast<int64_t>(question.answer.size()),
                           .stop_ids = model_.spec.eos_token_ids,
                           .cuts = {question.facts}});
-      texts[id].first = &question;
+      asked[id] = &question;
     }
-    const auto take = [&](std::span<const NewToken> tokens) {
-      for (const NewToken& token : tokens) {
-        const auto text = texts.find(token.sequence);
-        if (text != texts.end()) text->second.second.push_back(token.token);
-      }
-    };
-    while (decoder.HasWork()) take(decoder.Step().tokens);
-    take(decoder.Flush());
+    auto texts = RunAll(decoder);
     CoherenceScore score{.asked = static_cast<int>(questions.size()),
                          .counts = decoder.Schedule().Counts(),
                          .reads = decoder.Reads()};
     int printed = 0;
-    for (const auto& [id, text] : texts) {
-      const auto& [question, answer] = text;
+    for (const auto& [id, question] : asked) {
+      const std::vector<int32_t>& answer = texts[id];
       score.right += answer == question->answer;
       if (answer != question->answer && ++printed <= 3) {
         std::printf("of %zu tokens: \"%s\" for \"%s\"\n", question->prompt.size(),
@@ -102,6 +95,33 @@ class CoherenceGate {
     EXPECT_GE(score.right, kMinRight * score.asked)
         << draws.length << " tokens, " << (draws.chat ? "chat" : "bare") << ", seed " << draws.seed;
     return score;
+  }
+
+  // Requests that grow by many pages preempt the questions, which are younger.
+  void CheckPreempted(DecoderOptions options) const {
+    for (const bool reuse : {false, true}) {
+      options.max_batch = 12;
+      options.max_context = 320;
+      options.page_size = 16;
+      options.reuse = reuse;
+      options.kv_pages = 28;  // the longest needs 20
+      options.token_budget = 32;
+      const CoherenceScore score = Check({.length = 300, .chat = reuse, .count = 12}, options, 8);
+      EXPECT_GT(score.counts.preemptions, 0) << (reuse ? "with reuse" : "without");
+    }
+  }
+
+  // Twice as many questions as the batch takes are about one context of this length.
+  void CheckSharedReads(DecoderOptions options, int64_t length) const {
+    options.reuse = true;
+    for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kAlways}) {
+      options.sharing = sharing;
+      const CoherenceScore score =
+          Check({.length = length, .count = 2 * options.max_batch}, options);
+      if (sharing == ChunkSharing::kAlways) {
+        EXPECT_LT(score.reads.tokens, score.reads.unshared_tokens / 2);
+      }
+    }
   }
 
  private:

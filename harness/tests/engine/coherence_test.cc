@@ -101,31 +101,12 @@ TEST(CoherenceScheduleTest, BatchesOfAnySize) {
   }
 }
 
-// Requests that grow by many pages preempt the questions, which are younger.
-TEST(CoherenceScheduleTest, PreemptedAnswersAreRight) {
-  for (const bool reuse : {false, true}) {
-    DecoderOptions options = Alone();
-    options.max_batch = 12;
-    options.reuse = reuse;
-    options.kv_pages = 28;  // the longest needs 20
-    options.token_budget = 32;
-    const CoherenceScore score =
-        Gate().Check({.length = kLength, .chat = reuse, .count = 12}, options, 8);
-    EXPECT_GT(score.counts.preemptions, 0) << (reuse ? "with reuse" : "without");
-  }
-}
+TEST(CoherenceScheduleTest, PreemptedAnswersAreRight) { Gate().CheckPreempted(Alone()); }
 
 TEST(CoherenceScheduleTest, SharedReadsAnswerRight) {
-  for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kAlways}) {
-    DecoderOptions options = Alone();
-    options.max_batch = 6;
-    options.reuse = true;
-    options.sharing = sharing;
-    const CoherenceScore score = Gate().Check({.length = kLength, .count = 12}, options);
-    if (sharing == ChunkSharing::kAlways) {
-      EXPECT_LT(score.reads.tokens, score.reads.unshared_tokens / 2);
-    }
-  }
+  DecoderOptions options = Alone();
+  options.max_batch = 6;
+  Gate().CheckSharedReads(options, kLength);
 }
 
 TEST(CoherenceScheduleTest, RanksAnswerRight) {

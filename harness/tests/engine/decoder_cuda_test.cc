@@ -406,11 +406,7 @@ TEST_F(LargeVocabularyTest, RowsWhoseLogitsAreNotKeptGetTheSameTokens) {
     Decoder decoder(model.spec, model.weights, options);
     decoder.WarmUp();
     const std::vector<SequenceId> ids = Add(decoder, 40);
-    const auto take = [&](std::span<const NewToken> tokens) {
-      for (const NewToken& token : tokens) texts[keeps][token.sequence].push_back(token.token);
-    };
-    while (decoder.HasWork()) take(decoder.Step().tokens);
-    take(decoder.Flush());
+    texts[keeps] = testing::RunAll(decoder);
     if (!keeps) {
       EXPECT_THROW(decoder.Logits(ids[0]), InvalidArgument);
     }

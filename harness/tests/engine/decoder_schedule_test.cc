@@ -18,12 +18,7 @@ namespace {
 
 using testing::GoldenCase;
 using ::testing::HasSubstr;
-using testing::LoadedModel;
-
-const LoadedModel& Model() {
-  static const LoadedModel model = testing::LoadTinyModel();
-  return model;
-}
+using testing::TinyModel;
 
 const std::vector<GoldenCase>& Cases() {
   static const testing::Golden golden = testing::ReadGolden("qwen3_tiny");
@@ -79,7 +74,7 @@ DecoderOptions Options() {
 class DecoderScheduleTest : public ::testing::TestWithParam<bool> {
  protected:
   static Decoder MakeDecoder(const DecoderOptions& options) {
-    return Decoder(Model().spec, Model().weights, options,
+    return Decoder(TinyModel().spec, TinyModel().weights, options,
                    testing::Delayed(GetParam(), [](int) { return 0; }));
   }
   static std::vector<Ended> TextsOf(const DecoderOptions& options,

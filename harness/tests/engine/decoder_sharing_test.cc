@@ -13,12 +13,7 @@
 namespace tokline {
 namespace {
 
-using testing::LoadedModel;
-
-const LoadedModel& Model() {
-  static const LoadedModel model = testing::LoadTinyModel();
-  return model;
-}
+using testing::TinyModel;
 
 DecoderOptions Options() {
   return {.max_batch = 6,
@@ -89,9 +84,9 @@ TEST(DecoderSharingTest, ReadingSharedRunsOnceGivesTheSameBits) {
     for (const uint32_t seed : {1u, 2u, 3u}) {
       DecoderOptions options = Options();
       options.kv_pages = kv_pages;
-      Decoder alone(Model().spec, Model().weights, options);
+      Decoder alone(TinyModel().spec, TinyModel().weights, options);
       options.sharing = ChunkSharing::kAlways;
-      Decoder once(Model().spec, Model().weights, options);
+      Decoder once(TinyModel().spec, TinyModel().weights, options);
       ASSERT_NO_FATAL_FAILURE(ExpectSameBits(alone, once, Workload(seed))) << "seed " << seed;
       EXPECT_EQ(once.Schedule().Counts().preemptions > 0, kv_pages > 0);
     }
@@ -103,9 +98,9 @@ TEST(DecoderSharingTest, ByPlanTheLongCommonPrefixIsReadOnce) {
   options.max_batch = 8;
   options.max_context = 400;
   options.token_budget = 400;
-  Decoder alone(Model().spec, Model().weights, options);
+  Decoder alone(TinyModel().spec, TinyModel().weights, options);
   options.sharing = ChunkSharing::kWhenItPays;
-  Decoder once(Model().spec, Model().weights, options);
+  Decoder once(TinyModel().spec, TinyModel().weights, options);
   Request request{.prompt = {}, .max_new_tokens = 10};
   for (int32_t i = 0; i < 352; ++i) request.prompt.push_back(i * 37 % 384);
   ExpectSameBits(alone, once, std::vector<Request>(8, request));
@@ -118,7 +113,7 @@ TEST(DecoderSharingTest, ByPlanTheLongCommonPrefixIsReadOnce) {
 TEST(DecoderSharingTest, ShortCommonPrefixesAreReadAlone) {
   DecoderOptions options = Options();
   options.sharing = ChunkSharing::kWhenItPays;
-  Decoder decoder(Model().spec, Model().weights, options);
+  Decoder decoder(TinyModel().spec, TinyModel().weights, options);
   for (const Request& request : Workload(4)) decoder.Submit(request);
   while (decoder.HasWork()) decoder.Step();
   EXPECT_GT(decoder.Reads().unshared_tokens, 0);
@@ -135,7 +130,7 @@ TEST(DecoderSharingTest, ArraysOfEveryShapeFitThoseOfTheLargestStep) {
       options.max_batch = max_batch;
       options.max_context = max_context;
       options.sharing = ChunkSharing::kWhenItPays;
-      const DecoderConfig config(Model().spec, options, testing::kH200);
+      const DecoderConfig config(TinyModel().spec, options, testing::kH200);
       const auto has_run_lanes = [](const StepShape& shape) {
         return shape.decode.grid.run_lanes > 0;
       };
@@ -160,7 +155,7 @@ TEST(DecoderSharingTest, EveryStepHasTheShapeOfAGraph) {
     options.max_batch = 200;
     options.max_context = 4000;
     options.sharing = sharing;
-    const DecoderConfig config(Model().spec, options, testing::kH200);
+    const DecoderConfig config(TinyModel().spec, options, testing::kH200);
     const std::vector<StepShape> shapes = config.DecodeShapes();
     for (const int32_t bucket : config.buckets) {
       for (const int64_t longest : {1, 64, 65, 128, 300, 1000, 4000}) {
@@ -184,7 +179,7 @@ TEST(DecoderSharingTest, WithoutReuseNothingIsShared) {
   DecoderOptions options = Options();
   options.reuse = false;
   options.sharing = ChunkSharing::kAlways;
-  Decoder decoder(Model().spec, Model().weights, options);
+  Decoder decoder(TinyModel().spec, TinyModel().weights, options);
   for (const Request& request : Workload(5)) decoder.Submit(request);
   while (decoder.HasWork()) decoder.Step();
   EXPECT_EQ(decoder.Reads().tokens, decoder.Reads().unshared_tokens);

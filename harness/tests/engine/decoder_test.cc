@@ -24,12 +24,8 @@ namespace {
 
 using testing::GoldenCase;
 using ::testing::HasSubstr;
-using testing::LoadedModel;
-
-const LoadedModel& Model() {
-  static const LoadedModel model = testing::LoadTinyModel();
-  return model;
-}
+using testing::RunAll;
+using testing::TinyModel;
 
 const std::vector<GoldenCase>& Cases() {
   static const testing::Golden golden = testing::ReadGolden("qwen3_tiny");
@@ -44,15 +40,6 @@ std::vector<int32_t> GoldenText(const GoldenCase& one) {
 
 DecoderOptions SmallOptions() { return {.max_batch = 6, .max_context = 128, .page_size = 16}; }
 
-// Runs until nothing is left to do.
-void RunAll(Decoder& decoder, std::map<SequenceId, std::vector<int32_t>>& texts) {
-  const auto take = [&](std::span<const NewToken> tokens) {
-    for (const NewToken& token : tokens) texts[token.sequence].push_back(token.token);
-  };
-  while (decoder.HasWork()) take(decoder.Step().tokens);
-  take(decoder.Flush());
-}
-
 template <typename Error, typename Function>
 void ExpectError(Function&& function, const std::vector<std::string>& parts) {
   const std::string message = testing::MessageOf<Error>(function);
@@ -61,30 +48,30 @@ void ExpectError(Function&& function, const std::vector<std::string>& parts) {
 
 // From the rows of the embedding to what the final norm and the LM head turn into logits.
 TEST(DecoderTest, HiddenStatesBeginWithTheEmbeddingAndEndInTheLogits) {
-  const ModelSpec& spec = Model().spec;
+  const ModelSpec& spec = TinyModel().spec;
   const GoldenCase& one = Cases()[1];
   const auto view = [](const TensorView& tensor) {
     std::vector<float> values(static_cast<size_t>(tensor.Rows() * tensor.Columns()));
     ConvertElements(tensor.dtype, tensor.data, DType::kF32, values.data(), std::ssize(values));
     return values;
   };
-  const std::vector<float> embedding = view(Model().weights.embedding),
-                           head = view(Model().weights.lm_head),
-                           norm = view(Model().weights.final_norm);
+  const std::vector<float> embedding = view(TinyModel().weights.embedding),
+                           head = view(TinyModel().weights.lm_head),
+                           norm = view(TinyModel().weights.final_norm);
   std::vector<int32_t> read = one.prompt;
   read.insert(read.end(), one.tokens.begin(), one.tokens.begin() + 3);
   std::vector<float> whole, heads;
   for (const int64_t budget : {64, 5}) {
     DecoderOptions options = SmallOptions();
     options.token_budget = budget;
-    Decoder decoder(Model().spec, Model().weights, options);
+    Decoder decoder(TinyModel().spec, TinyModel().weights, options);
     const GenerateResult result = Generate(
         decoder, one.prompt, {.max_new_tokens = 4, .want_logits = true, .want_hidden = true});
     const int64_t head_width = spec.QSize() + spec.KvSize();
     ASSERT_EQ(std::ssize(result.heads), std::ssize(read) * spec.num_layers * head_width);
     if (heads.empty()) heads = result.heads;
     EXPECT_EQ(result.heads, heads) << "budget " << budget;
-    Decoder other(Model().spec, Model().weights, options);
+    Decoder other(TinyModel().spec, TinyModel().weights, options);
     const SequenceId id = other.AddSequence(one.prompt, {}, 4);
     while (other.HasWork()) other.Step();
     for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
@@ -125,13 +112,12 @@ TEST(DecoderTest, PrefillInPiecesGivesTheSameText) {
   for (const int64_t budget : {1, 7, 16, 36}) {
     DecoderOptions options = SmallOptions();
     options.token_budget = budget;
-    Decoder decoder(Model().spec, Model().weights, options);
-    std::map<SequenceId, std::vector<int32_t>> texts;
+    Decoder decoder(TinyModel().spec, TinyModel().weights, options);
     std::vector<SequenceId> ids;
     for (const GoldenCase& one : Cases()) {
       ids.push_back(decoder.AddSequence(one.prompt, {}, kNewTokens));
     }
-    RunAll(decoder, texts);
+    auto texts = RunAll(decoder);
     for (size_t i = 0; i < ids.size(); ++i) {
       EXPECT_EQ(texts[ids[i]], GoldenText(Cases()[i])) << "case " << i << ", budget " << budget;
     }
@@ -141,7 +127,7 @@ TEST(DecoderTest, PrefillInPiecesGivesTheSameText) {
 TEST(DecoderTest, SequencesThatComeAndGoKeepTheirTexts) {
   DecoderOptions options = SmallOptions();
   options.token_budget = 23;
-  Decoder decoder(Model().spec, Model().weights, options);
+  Decoder decoder(TinyModel().spec, TinyModel().weights, options);
   std::mt19937 rng(11);
   struct Expected {
     std::vector<int32_t> text;
@@ -193,7 +179,7 @@ TEST(DecoderTest, PageSizeDoesNotChangeTheText) {
   for (const int32_t page_size : {16, 64, 256}) {
     DecoderOptions options = SmallOptions();
     options.page_size = page_size;
-    Decoder decoder(Model().spec, Model().weights, options);
+    Decoder decoder(TinyModel().spec, TinyModel().weights, options);
     GenerateOptions generate;
     generate.max_new_tokens = kNewTokens;
     EXPECT_EQ(Generate(decoder, Cases()[2].prompt, generate).tokens, GoldenText(Cases()[2]));
@@ -204,7 +190,7 @@ TEST(DecoderTest, EveryAblationGivesTheSameLogits) {
   DecoderOptions options = SmallOptions();
   options.token_budget = 30;  // the longest prompt takes three steps
   const auto run = [&](const DecoderOptions& with) {
-    Decoder decoder(Model().spec, Model().weights, with);
+    Decoder decoder(TinyModel().spec, TinyModel().weights, with);
     std::vector<std::vector<float>> logits;
     std::vector<SequenceId> ids;
     ids.push_back(decoder.AddSequence(Cases()[0].prompt, {}, 40));
@@ -235,7 +221,7 @@ TEST(DecoderTest, EveryAblationGivesTheSameLogits) {
 TEST(DecoderTest, AllAblationsTogetherGiveTheGoldenText) {
   DecoderOptions options = SmallOptions();
   for (const AblationEntry& entry : AllAblations()) options.ablate.Add(entry.ablation);
-  Decoder decoder(Model().spec, Model().weights, options);
+  Decoder decoder(TinyModel().spec, TinyModel().weights, options);
   GenerateOptions generate;
   generate.max_new_tokens = kNewTokens;
   EXPECT_EQ(Generate(decoder, Cases()[3].prompt, generate).tokens, GoldenText(Cases()[3]));
@@ -243,12 +229,12 @@ TEST(DecoderTest, AllAblationsTogetherGiveTheGoldenText) {
 
 // On an asynchronous backend, which works while the host goes on.
 Decoder MakeAsynchronous() {
-  return Decoder(Model().spec, Model().weights, SmallOptions(),
+  return Decoder(TinyModel().spec, TinyModel().weights, SmallOptions(),
                  testing::Delayed(true, [](int) { return 0; }));
 }
 
 TEST(DecoderTest, StepHandsOutItsOwnTokensIfTheyAreThere) {
-  Decoder decoder(Model().spec, Model().weights, SmallOptions());
+  Decoder decoder(TinyModel().spec, TinyModel().weights, SmallOptions());
   decoder.AddSequence(Cases()[1].prompt, {}, 3);
   for (const int32_t expected : std::span(Cases()[1].tokens).first(3)) {
     const StepReport report = decoder.Step();
@@ -302,13 +288,13 @@ TEST(DecoderTest, KvDoesNotDependOnHowThePromptWasCut) {
   for (const int64_t budget : {1000, 5}) {
     DecoderOptions options = SmallOptions();
     options.token_budget = budget;
-    Decoder decoder(Model().spec, Model().weights, options);
+    Decoder decoder(TinyModel().spec, TinyModel().weights, options);
     const SequenceId id = decoder.AddSequence(Cases()[2].prompt, {}, 2);
     while (decoder.HasWork()) decoder.Step();
-    rows.push_back(decoder.ReadKv(id, Model().spec.num_layers - 1));
+    rows.push_back(decoder.ReadKv(id, TinyModel().spec.num_layers - 1));
   }
   // The 37 tokens of the prompt and the first new token.
-  ASSERT_EQ(rows[0].k.size(), static_cast<size_t>(38 * Model().spec.KvSize()));
+  ASSERT_EQ(rows[0].k.size(), static_cast<size_t>(38 * TinyModel().spec.KvSize()));
   testing::RelativeError k, v;
   k.Add(rows[1].k, rows[0].k);
   v.Add(rows[1].v, rows[0].v);
@@ -321,25 +307,24 @@ TEST(DecoderTest, SampledTextDependsOnItsSeedAloneNotOnItsBatch) {
   GenerateOptions alone;
   alone.max_new_tokens = kNewTokens;
   alone.rule = rule;
-  Decoder decoder(Model().spec, Model().weights, SmallOptions());
+  Decoder decoder(TinyModel().spec, TinyModel().weights, SmallOptions());
   const std::vector<int32_t> text = Generate(decoder, Cases()[2].prompt, alone).tokens;
   EXPECT_NE(text, GoldenText(Cases()[2]));
 
-  std::map<SequenceId, std::vector<int32_t>> texts;
   decoder.AddSequence(Cases()[0].prompt, {}, kNewTokens);
   SamplingRule other = rule;
   other.seed = 78;
   const SequenceId differs = decoder.AddSequence(Cases()[2].prompt, other, kNewTokens);
   decoder.Step();
   const SequenceId same = decoder.AddSequence(Cases()[2].prompt, rule, kNewTokens);
-  RunAll(decoder, texts);
+  auto texts = RunAll(decoder);
   EXPECT_EQ(texts[same], text);
   EXPECT_NE(texts[differs], text);
 }
 
 // The temperature is so high that all tokens are equally likely and only the draws decide.
 TEST(DecoderTest, EveryPositionHasADrawOfItsOwn) {
-  Decoder decoder(Model().spec, Model().weights, SmallOptions());
+  Decoder decoder(TinyModel().spec, TinyModel().weights, SmallOptions());
   GenerateOptions options;
   options.max_new_tokens = kNewTokens;
   options.rule = {.temperature = 1e4f, .seed = 3};
@@ -350,8 +335,8 @@ TEST(DecoderTest, EveryPositionHasADrawOfItsOwn) {
 // RoPE does not rotate position 0, so the first key is the head norm of the projection, which this
 // test computes itself.
 TEST(DecoderTest, FirstTokensKeyIsNotRotated) {
-  const ModelSpec& spec = Model().spec;
-  const LayerWeights& layer = Model().weights.layers[0];
+  const ModelSpec& spec = TinyModel().spec;
+  const LayerWeights& layer = TinyModel().weights.layers[0];
   const auto values = [](const TensorView& view) {
     std::vector<float> out(static_cast<size_t>(view.bytes / SizeOf(view.dtype)));
     ConvertElements(view.dtype, view.data, DType::kF32, out.data(),
@@ -368,7 +353,7 @@ TEST(DecoderTest, FirstTokensKeyIsNotRotated) {
   const int32_t token = 42;
   const auto hidden = static_cast<size_t>(spec.hidden_size);
   const auto head_dim = static_cast<size_t>(spec.head_dim);
-  const std::vector<float> embedding = values(Model().weights.embedding), k = values(layer.k);
+  const std::vector<float> embedding = values(TinyModel().weights.embedding), k = values(layer.k);
   const auto row = embedding.begin() + static_cast<std::ptrdiff_t>(token * hidden);
   const std::vector<double> x =
       normed({row, row + static_cast<std::ptrdiff_t>(hidden)}, values(layer.input_norm));
@@ -382,7 +367,7 @@ TEST(DecoderTest, FirstTokensKeyIsNotRotated) {
       expected.push_back(static_cast<float>(value));
     }
   }
-  Decoder decoder(spec, Model().weights, SmallOptions());
+  Decoder decoder(spec, TinyModel().weights, SmallOptions());
   const SequenceId id = decoder.AddSequence(std::vector<int32_t>{token}, {}, 1);
   decoder.Step();
   testing::RelativeError error;
@@ -391,7 +376,7 @@ TEST(DecoderTest, FirstTokensKeyIsNotRotated) {
 }
 
 TEST(DecoderTest, ReplacedTokenIsWhatTheModelReadsNext) {
-  Decoder decoder(Model().spec, Model().weights, SmallOptions());
+  Decoder decoder(TinyModel().spec, TinyModel().weights, SmallOptions());
   std::vector<int32_t> prompt = Cases()[1].prompt;
   const SequenceId id = decoder.AddSequence(prompt, {}, 2);
   decoder.Step();
@@ -410,7 +395,7 @@ TEST(DecoderTest, ReplacedTokenIsWhatTheModelReadsNext) {
 }
 
 TEST(DecoderTest, StopIdsEndTheTextAndInterruptionIsSeen) {
-  Decoder decoder(Model().spec, Model().weights, SmallOptions());
+  Decoder decoder(TinyModel().spec, TinyModel().weights, SmallOptions());
   const GoldenCase& one = Cases()[2];
   GenerateOptions options;
   options.max_new_tokens = kNewTokens;
@@ -450,7 +435,7 @@ TEST(DecoderTest, BadSequencesAreRefusedWithTheValues) {
   DecoderOptions options = SmallOptions();
   options.kv_pages = 5;
   options.max_batch = 2;
-  Decoder decoder(Model().spec, Model().weights, options);
+  Decoder decoder(TinyModel().spec, TinyModel().weights, options);
   const auto add = [&](const std::vector<int32_t>& prompt, int64_t count) {
     return [&decoder, prompt, count] { decoder.AddSequence(prompt, {}, count); };
   };
@@ -474,7 +459,7 @@ TEST(DecoderTest, BadOptionsAreRefusedWithTheValues) {
     return [change] {
       DecoderOptions options = SmallOptions();
       change(options);
-      Decoder decoder(Model().spec, Model().weights, options);
+      Decoder decoder(TinyModel().spec, TinyModel().weights, options);
     };
   };
   using Options = DecoderOptions&;
@@ -501,12 +486,12 @@ TEST(DecoderTest, MemoryThatDoesNotSufficeIsRefusedWithNeededAndFree) {
 }
 
 TEST(DecoderTest, MemoryPlanIsTheSumOfWhatTheModelAsksFor) {
-  const ModelSpec& spec = Model().spec;
+  const ModelSpec& spec = TinyModel().spec;
   const DecoderOptions options{
       .dtype = DType::kF32, .max_batch = 3, .max_context = 100, .page_size = 64};
   const MemoryNeeds plan = MemoryNeedsOf(spec, options, {});
   EXPECT_EQ(plan.kv_bytes, 3 * 2 * 64 * spec.KvBytesPerToken(DType::kF32));
-  const int64_t parameters = Model().weights.parameters;
+  const int64_t parameters = TinyModel().weights.parameters;
   EXPECT_GE(plan.weight_bytes, parameters * 4);
   EXPECT_LE(plan.weight_bytes, parameters * 4 + 256 * (3 + 12 * spec.num_layers));
   EXPECT_GE(plan.activation_bytes, 3 * spec.vocab_size * 4);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <stdexcept>
@@ -87,8 +88,25 @@ struct LoadedModel {
   ModelWeights weights;
 };
 
+// Runs until nothing is left to do. Returns the texts by request, whatever happens to them on the
+// way.
+inline std::map<SequenceId, std::vector<int32_t>> RunAll(Decoder& decoder) {
+  std::map<SequenceId, std::vector<int32_t>> texts;
+  const auto take = [&](std::span<const NewToken> tokens) {
+    for (const NewToken& token : tokens) texts[token.sequence].push_back(token.token);
+  };
+  while (decoder.HasWork()) take(decoder.Step().tokens);
+  take(decoder.Flush());
+  return texts;
+}
+
 inline LoadedModel LoadTinyModel() {
   return LoadedModel(std::filesystem::path(TOKLINE_SOURCE_DIR) / "harness/tests/golden/qwen3_tiny");
+}
+
+inline const LoadedModel& TinyModel() {
+  static const LoadedModel model = LoadTinyModel();
+  return model;
 }
 
 // Computes ||actual - expected|| / ||expected|| over everything that was added, in double.

@@ -24,6 +24,7 @@ using testing::ParityResult;
 using testing::ReadGolden;
 using testing::RelativeError;
 using ::testing::ThrowsMessage;
+using testing::TinyModel;
 
 // The sums of the ranks and of the whole model differ in the order of fp32 additions. The K-norm
 // weights of the committed checkpoints, up to 96.5, amplify that; the largest error seen is 3.9e-7.
@@ -100,14 +101,9 @@ TEST(ShardedDecodeTest, RanksDrawThePartsOfTheSameRandomWeights) {
   }
 }
 
-const LoadedModel& Tiny() {
-  static const LoadedModel model = testing::LoadTinyModel();
-  return model;
-}
-
 // The texts of requests that share prefixes, are preempted, and are drawn in every way.
 std::map<SequenceId, std::vector<int32_t>> Texts(int32_t ranks) {
-  Decoder decoder(Tiny().spec, Tiny().weights,
+  Decoder decoder(TinyModel().spec, TinyModel().weights,
                   {.ranks = ranks,
                    .max_batch = 4,
                    .max_context = 96,
@@ -125,12 +121,7 @@ std::map<SequenceId, std::vector<int32_t>> Texts(int32_t ranks) {
     request.keep = i % 2 == 0;
     decoder.Submit(request);
   }
-  std::map<SequenceId, std::vector<int32_t>> texts;
-  const auto take = [&](std::span<const NewToken> tokens) {
-    for (const NewToken& token : tokens) texts[token.sequence].push_back(token.token);
-  };
-  while (decoder.HasWork()) take(decoder.Step().tokens);
-  take(decoder.Flush());
+  auto texts = testing::RunAll(decoder);
   EXPECT_GT(decoder.Schedule().Counts().preemptions, 0);
   EXPECT_GT(decoder.Schedule().Counts().reused_tokens, 0);
   return texts;
@@ -144,9 +135,12 @@ TEST(ShardedDecodeTest, ManyRequestsGiveTheSameTextsHoweverTheirTokensAreDrawn) 
 
 TEST(ShardedDecodeTest, ANumberOfRanksThatDoesNotDivideIsRefusedWithThoseThatDo) {
   for (const int32_t ranks : {0, 3, 5}) {
-    EXPECT_THAT([&] { Decoder(Tiny().spec, Tiny().weights, {.ranks = ranks, .max_context = 64}); },
-                ThrowsMessage<InvalidArgument>(
-                    HasSubstr(StrCat("cannot be divided among ", ranks, " ranks; allowed: 1, 2"))));
+    EXPECT_THAT(
+        [&] {
+          Decoder(TinyModel().spec, TinyModel().weights, {.ranks = ranks, .max_context = 64});
+        },
+        ThrowsMessage<InvalidArgument>(
+            HasSubstr(StrCat("cannot be divided among ", ranks, " ranks; allowed: 1, 2"))));
   }
 }
 
@@ -171,9 +165,9 @@ TEST(ShardedDecodeTest, NobodyObservesRehearsals) {
     int samplings = 0;
   };
   int rehearsals = 0;
-  Decoder decoder(Tiny().spec, Tiny().weights, {.max_context = 64}, [&](const RankPlace&) {
-    return std::make_unique<RehearsingBackend>(rehearsals);
-  });
+  Decoder decoder(
+      TinyModel().spec, TinyModel().weights, {.max_context = 64},
+      [&](const RankPlace&) { return std::make_unique<RehearsingBackend>(rehearsals); });
   Counter counter;
   decoder.SetObserver(&counter);
   decoder.AddSequence(std::vector<int32_t>{1, 2, 3}, {}, 5);
@@ -187,7 +181,7 @@ TEST(ShardedDecodeTest, NobodyObservesRehearsals) {
 // A prompt's sums are exchanged in pieces that fit the room, which is that of the largest step.
 TEST(ShardedDecodeTest, TheRoomOfSumsIsThatOfTheLargestStep) {
   const auto room = [](int64_t hidden, DecoderOptions options) {
-    ModelSpec spec = Tiny().spec;
+    ModelSpec spec = TinyModel().spec;
     spec.hidden_size = hidden;
     return SumRoomOf(spec, options);
   };
@@ -236,7 +230,7 @@ class TroubledBackend : public testing::ForwardingBackend {
 Decoder Troubled(std::function<void()> trouble, DecoderOptions options = {}) {
   options.ranks = 2;
   options.max_context = 64;
-  return Decoder(Tiny().spec, Tiny().weights, options, [trouble](const RankPlace& place) {
+  return Decoder(TinyModel().spec, TinyModel().weights, options, [trouble](const RankPlace& place) {
     return std::make_unique<TroubledBackend>(place, trouble);
   });
 }
@@ -275,7 +269,7 @@ TEST(ShardedDecodeTest, ARankThatDrawsAnotherTokenEndsAllWithItsName) {
    private:
     int32_t rank_;
   };
-  Decoder decoder(Tiny().spec, Tiny().weights, {.ranks = 2, .max_context = 64},
+  Decoder decoder(TinyModel().spec, TinyModel().weights, {.ranks = 2, .max_context = 64},
                   [](const RankPlace& place) { return std::make_unique<Disagreeing>(place); });
   EXPECT_THAT([&] { Decode(decoder); },
               ThrowsMessage<RuntimeFailure>(HasSubstr("rank 1 of 2 drew token")));

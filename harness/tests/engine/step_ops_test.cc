@@ -220,13 +220,7 @@ TEST_F(StepOpsTest, ACapturedStepThatIsDroppedLeavesNothingToReuse) {
       decoder.RemoveSequence(dropped);
     }
     decoder.AddSequence(prompt, {}, 6);
-    std::vector<int32_t> tokens;
-    const auto take = [&](std::span<const NewToken> drawn) {
-      for (const NewToken& token : drawn) tokens.push_back(token.token);
-    };
-    while (decoder.HasWork()) take(decoder.Step().tokens);
-    take(decoder.Flush());
-    return tokens;
+    return testing::RunAll(decoder).begin()->second;
   };
   EXPECT_EQ(text(6), text(0));
   EXPECT_EQ(text(1), text(0));

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "harness/tests/message_of.h"
-#include "kernels/common/error.h"
 
 namespace tokline {
 namespace {

@@ -6,9 +6,7 @@
 
 #include <cmath>
 #include <limits>
-#include <map>
 
-#include "harness/engine/generate.h"
 #include "harness/tests/engine/golden.h"
 #include "harness/tests/engine/shifted_model.h"
 #include "harness/tests/message_of.h"
@@ -21,6 +19,7 @@ using testing::ChunkedRequest;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::LoadedModel;
+using testing::RunAll;
 
 // With the rounding of a rotation in f32 as the only difference, of which 1e-10 is seen.
 constexpr double kRoundingKl = 1e-8;
@@ -230,17 +229,6 @@ TEST(ShiftedTest, BadSpansAreRefusedWithTheirValues) {
   options.reuse = false;
   EXPECT_THAT(message(options, {.prompt = prompt, .shifted = {{5, 9}}}),
               HasSubstr("a decoder that reuses chunks"));
-}
-
-// Texts by request, whatever happens to them on the way.
-std::map<SequenceId, std::vector<int32_t>> RunAll(Decoder& decoder) {
-  std::map<SequenceId, std::vector<int32_t>> texts;
-  const auto take = [&](std::span<const NewToken> tokens) {
-    for (const NewToken& token : tokens) texts[token.sequence].push_back(token.token);
-  };
-  while (decoder.HasWork()) take(decoder.Step().tokens);
-  take(decoder.Flush());
-  return texts;
 }
 
 // Shifted and exact requests of the same prompts, drawn hot, so that texts differ.

@@ -17,7 +17,6 @@
 
 #include "harness/tests/engine/golden.h"
 #include "harness/tests/message_of.h"
-#include "kernels/common/error.h"
 
 namespace tokline {
 namespace {

@@ -3,10 +3,8 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cstring>
-#include <numeric>
 #include <random>
 #include <utility>
 
@@ -28,7 +26,6 @@ using testing::ReadFile;
 using testing::Refuses;
 using testing::SafetensorsFile;
 using testing::TempFolder;
-using testing::TestTensor;
 using testing::WriteFile;
 using testing::WriteShards;
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -15,29 +14,9 @@
 #include <string_view>
 #include <vector>
 
+#include "harness/tests/temp_folder.h"
+
 namespace tokline::testing {
-
-// A temporary folder that the destructor removes.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string path = (std::filesystem::temp_directory_path() / "tokline-XXXXXX").string();
-    if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp failed: " + path);
-    path_ = path;
-  }
-  ~TempFolder() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-
-  const std::filesystem::path& Path() const { return path_; }
-  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline void WriteFile(const std::filesystem::path& path, std::string_view text) {
   std::ofstream file(path, std::ios::binary);

@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "harness/models/family.h"
 #include "harness/tests/models/model_files.h"
 #include "kernels/common/error.h"

@@ -14,6 +14,7 @@
 
 #include "harness/measure/timing.h"
 #include "harness/tests/message_of.h"
+#include "harness/tests/temp_folder.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -30,20 +31,13 @@ Json EndRecord(int64_t number) {
 
 class RecordFileTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "tokline_record_XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-    path_ = directory_ / "records.jsonl";
-  }
-  void TearDown() override { fs::remove_all(directory_); }
   void Write(const std::string& text) { std::ofstream(path_, std::ios::binary) << text; }
   std::string ReadError() {
     return MessageOf<std::exception>([this] { ReadRecords(path_); });
   }
 
-  fs::path directory_;
-  fs::path path_;
+  testing::TempFolder directory_;
+  fs::path path_ = directory_ / "records.jsonl";
 };
 
 TEST_F(RecordFileTest, WhatIsAppendedIsRead) {

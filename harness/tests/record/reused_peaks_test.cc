@@ -3,12 +3,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <filesystem>
 
 #include "harness/record/record_file.h"
 #include "harness/tests/message_of.h"
+#include "harness/tests/temp_folder.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -20,14 +18,6 @@ constexpr std::time_t kNoon = 1769860800;  // 2026-01-31T12:00:00Z
 
 class ReusePeaksTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "tokline_peaks_XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
   std::string Path() const { return directory_ / "records.jsonl"; }
   void Record(const std::string& run_id, const std::string& time, const std::string& gpu,
               std::optional<Peaks> peaks) const {
@@ -50,7 +40,7 @@ class ReusePeaksTest : public ::testing::Test {
             .graph_node_us = 5};
   }
 
-  std::filesystem::path directory_;
+  testing::TempFolder directory_;
 };
 
 TEST_F(ReusePeaksTest, TakesTheNewestThatThisGpuMeasured) {

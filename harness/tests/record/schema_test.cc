@@ -10,7 +10,6 @@
 #include <string>
 
 #include "harness/tests/message_of.h"
-#include "kernels/common/error.h"
 
 namespace tokline {
 namespace {

@@ -17,6 +17,7 @@
 
 #include "harness/record/record_file.h"
 #include "harness/tests/message_of.h"
+#include "harness/tests/temp_folder.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -100,16 +101,7 @@ void MountSmallDisk(const fs::path& where) {
 
 class StoreDiskTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "tokline_disk_XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-    path_ = directory_ / "records.jsonl";
-  }
-  void TearDown() override {
-    fs::permissions(directory_, fs::perms::owner_all);
-    fs::remove_all(directory_);
-  }
+  void TearDown() override { fs::permissions(directory_.Path(), fs::perms::owner_all); }
 
   // Appends until it fails with a message that contains `reason`. Expects that the file contains
   // exactly what was appended before, and returns the number of these lines.
@@ -134,13 +126,13 @@ class StoreDiskTest : public ::testing::Test {
     }
   }
 
-  fs::path directory_;
-  fs::path path_;
+  testing::TempFolder directory_;
+  fs::path path_ = directory_ / "records.jsonl";
 };
 
 TEST_F(StoreDiskTest, AFullDiskLosesNothing) {
   InChild([this] {
-    MountSmallDisk(directory_);
+    MountSmallDisk(directory_.Path());
     const int64_t appended = AppendUntil("No space left on device");
     Expect(appended >= 10, StrCat("only ", appended, " lines fitted"));
   });
@@ -148,7 +140,7 @@ TEST_F(StoreDiskTest, AFullDiskLosesNothing) {
 
 TEST_F(StoreDiskTest, ADiskWithSpaceAgainIsUsedAgain) {
   InChild([this] {
-    MountSmallDisk(directory_);
+    MountSmallDisk(directory_.Path());
     std::ofstream(directory_ / "ballast") << std::string(40000, 'x') << std::flush;
     const int64_t appended = AppendUntil("No space left on device");
     Expect(appended >= 1, "no line fitted");
@@ -177,9 +169,9 @@ TEST_F(StoreDiskTest, ADeviceWithoutSpaceIsNamed) {
 
 TEST_F(StoreDiskTest, AReadOnlyDiskIsNamed) {
   InChild([this] {
-    MountSmallDisk(directory_);
+    MountSmallDisk(directory_.Path());
     { std::ofstream file(path_); }
-    if (mount("tmpfs", directory_.c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, nullptr) != 0) {
+    if (mount("tmpfs", directory_.Path().c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, nullptr) != 0) {
       throw NotPossible("this user may not make a disk read-only");
     }
     for (const fs::path& path : {path_, directory_ / "new.jsonl"}) {
@@ -196,7 +188,7 @@ TEST_F(StoreDiskTest, AFileOrFolderThatMayNotBeWrittenIsNamed) {
   InChild([this] {
     { RecordWriter(path_).Append(LineOf(0)); }
     fs::permissions(path_, fs::perms(0444));
-    fs::permissions(directory_, fs::perms(0555));
+    fs::permissions(directory_.Path(), fs::perms(0555));
     constexpr uid_t kNobody = 65534;
     if (geteuid() == 0 && setuid(kNobody) != 0) {
       throw NotPossible("nobody but the superuser, who may write anything");

@@ -10,12 +10,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <random>
 #include <thread>
 
 #include "harness/record/record_file.h"
+#include "harness/tests/temp_folder.h"
 
 namespace tokline {
 namespace {
@@ -101,13 +101,6 @@ int64_t Kill(const Writer& writer) {
 
 class StoreKillTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "tokline_store_XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-
   // Expects every acknowledged line of every writer, unchanged and in order, and at most one more
   // line per writer, which it did not live to acknowledge.
   void CheckFile(const fs::path& path, const std::map<int, int64_t>& acknowledged) {
@@ -133,7 +126,7 @@ class StoreKillTest : public ::testing::Test {
     }
   }
 
-  fs::path directory_;
+  testing::TempFolder directory_;
   int64_t lost_ = 0;
   int64_t unreadable_ = 0;
   int64_t unfinished_ = 0;

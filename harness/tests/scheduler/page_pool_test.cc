@@ -6,7 +6,6 @@
 
 #include <map>
 #include <random>
-#include <set>
 #include <vector>
 
 #include "kernels/common/error.h"

@@ -17,7 +17,6 @@ namespace tokline {
 namespace {
 
 using testing::ModelCounts;
-using testing::ModelFailure;
 using testing::SchedulerModel;
 
 uint64_t FromEnvironment(const char* name, uint64_t otherwise) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "harness/tests/message_of.h"
-#include "kernels/common/error.h"
 
 namespace tokline {
 namespace {
@@ -26,6 +25,13 @@ SchedulerOptions SmallOptions() {
           .max_context = 64,
           .token_budget = 64,
           .max_runs = 4};
+}
+
+SchedulerOptions ReusingOptions(int64_t num_pages = SmallOptions().num_pages) {
+  SchedulerOptions options = SmallOptions();
+  options.num_pages = num_pages;
+  options.reuse = true;
+  return options;
 }
 
 Request Prompt(int64_t length, int64_t new_tokens, int32_t first = 0) {
@@ -154,9 +160,7 @@ TEST(SchedulerTest, NobodyIsAdmittedOnPagesThatTheRunningWillTake) {
 }
 
 TEST(SchedulerTest, SecondPromptReadsTheChunksOfTheFirstEvenInTheSameStep) {
-  SchedulerOptions options = SmallOptions();
-  options.reuse = true;
-  Scheduler scheduler(options);
+  Scheduler scheduler(ReusingOptions());
   scheduler.Submit(Prompt(10, 4));
   scheduler.Submit(Prompt(11, 4));
   const ScheduledStep& step = scheduler.ScheduleStep();
@@ -168,9 +172,8 @@ TEST(SchedulerTest, SecondPromptReadsTheChunksOfTheFirstEvenInTheSameStep) {
 }
 
 TEST(SchedulerTest, ChunkThatAnotherSealsMeanwhileIsNotComputedAgain) {
-  SchedulerOptions options = SmallOptions();
+  SchedulerOptions options = ReusingOptions();
   options.token_budget = 1;
-  options.reuse = true;
   Scheduler scheduler(options);
   scheduler.Submit(Prompt(8, 12));
   while (scheduler.Get(0).in_cache < 11) RunStep(scheduler, 90);
@@ -187,9 +190,7 @@ TEST(SchedulerTest, ChunkThatAnotherSealsMeanwhileIsNotComputedAgain) {
 }
 
 TEST(SchedulerTest, PromptThatIsWhollyThereRunsItsLastTokenWithoutWriting) {
-  SchedulerOptions options = SmallOptions();
-  options.reuse = true;
-  Scheduler scheduler(options);
+  Scheduler scheduler(ReusingOptions());
   scheduler.Submit(Prompt(8, 1));
   RunStep(scheduler);
   scheduler.Submit(Prompt(8, 4));
@@ -203,9 +204,7 @@ TEST(SchedulerTest, PromptThatIsWhollyThereRunsItsLastTokenWithoutWriting) {
 }
 
 TEST(SchedulerTest, CutLetsAnotherPromptShareWhatEndsWithinAPage) {
-  SchedulerOptions options = SmallOptions();
-  options.reuse = true;
-  Scheduler scheduler(options);
+  Scheduler scheduler(ReusingOptions());
   Request first = Prompt(9, 1);
   first.cuts = {6};
   scheduler.Submit(first);
@@ -218,13 +217,11 @@ TEST(SchedulerTest, CutLetsAnotherPromptShareWhatEndsWithinAPage) {
   EXPECT_EQ(step.prefill[0].begin, 6);
   EXPECT_EQ(step.prefill[0].sequence->pages.NumRuns(), 2);
   // The new run begins on a new page.
-  EXPECT_EQ(step.prefill[0].sequence->pages.SlotOf(6) % options.page_size, 0);
+  EXPECT_EQ(step.prefill[0].sequence->pages.SlotOf(6) % SmallOptions().page_size, 0);
 }
 
 TEST(SchedulerTest, KeptTurnIsFoundByTheNextOne) {
-  SchedulerOptions options = SmallOptions();
-  options.reuse = true;
-  Scheduler scheduler(options);
+  Scheduler scheduler(ReusingOptions());
   Request turn = Prompt(5, 6);
   turn.keep = true;
   turn.stop_ids = {99};
@@ -240,8 +237,7 @@ TEST(SchedulerTest, KeptTurnIsFoundByTheNextOne) {
 }
 
 TEST(SchedulerTest, PinnedPrefixStaysAndTooMuchIsRefused) {
-  SchedulerOptions options = SmallOptions();
-  options.reuse = true;
+  SchedulerOptions options = ReusingOptions();
   options.max_pinned_pages = 2;
   Scheduler scheduler(options);
   scheduler.Submit(Prompt(12, 1));
@@ -270,10 +266,7 @@ Request ShiftedPrompt() {
 }
 
 TEST(SchedulerTest, SourcesThatWouldEvictEachOtherWaitForRoom) {
-  SchedulerOptions options = SmallOptions();
-  options.num_pages = 12;
-  options.reuse = true;
-  Scheduler scheduler(options);
+  Scheduler scheduler(ReusingOptions(12));
   const SequenceId older = scheduler.Submit(Prompt(16, 12));  // 4 pages now, 7 at its end
   RunStep(scheduler);
   const SequenceId shifted = scheduler.Submit(ShiftedPrompt());
@@ -297,10 +290,7 @@ SequenceId Hold(Scheduler& scheduler, Request request) {
 }
 
 TEST(SchedulerTest, SourcesThatHeldSequencesLeaveNoRoomForAreNotStarted) {
-  SchedulerOptions options = SmallOptions();
-  options.num_pages = 9;
-  options.reuse = true;
-  Scheduler scheduler(options);
+  Scheduler scheduler(ReusingOptions(9));
   const SequenceId held = Hold(scheduler, Prompt(24, 1));  // leaves 3 pages
   const SequenceId shifted = scheduler.Submit(ShiftedPrompt());
   EXPECT_TRUE(scheduler.ScheduleStep().Empty()) << "the caller must learn that nothing goes on";
@@ -313,10 +303,7 @@ TEST(SchedulerTest, SourcesThatHeldSequencesLeaveNoRoomForAreNotStarted) {
 }
 
 TEST(SchedulerTest, WhatHeldSequencesHaveInCommonWithARequestNeedsNoRoom) {
-  SchedulerOptions options = SmallOptions();
-  options.num_pages = 16;
-  options.reuse = true;
-  Scheduler scheduler(options);
+  Scheduler scheduler(ReusingOptions(16));
   Request request = Prompt(20, 1, /*first=*/100);
   request.shifted = {{.begin = 12, .end = 20}};  // its source takes 2 pages, the prompt 5
   Request source = Prompt(12, 1);
@@ -332,10 +319,8 @@ TEST(SchedulerTest, WhatHeldSequencesHaveInCommonWithARequestNeedsNoRoom) {
 }
 
 TEST(SchedulerTest, WhatAPreemptedSequenceFindsOrCopiesIsNotComputedAgain) {
-  SchedulerOptions options = SmallOptions();
-  options.num_pages = 14;
+  SchedulerOptions options = ReusingOptions(14);
   options.max_pinned_pages = 1;
-  options.reuse = true;
   Scheduler scheduler(options);
   scheduler.Submit(Prompt(4, 28));
   Request request = ShiftedPrompt();
@@ -360,10 +345,7 @@ TEST(SchedulerTest, WhatAPreemptedSequenceFindsOrCopiesIsNotComputedAgain) {
 }
 
 TEST(SchedulerTest, NobodyComputesForARequestThatIsGone) {
-  SchedulerOptions options = SmallOptions();
-  options.num_pages = 12;
-  options.reuse = true;
-  Scheduler scheduler(options);
+  Scheduler scheduler(ReusingOptions(12));
   const SequenceId shifted = scheduler.Submit(ShiftedPrompt());
   scheduler.ScheduleStep();
   EXPECT_EQ(scheduler.NumSources(), 2);
@@ -374,10 +356,7 @@ TEST(SchedulerTest, NobodyComputesForARequestThatIsGone) {
 }
 
 TEST(SchedulerTest, TextBeforeAShiftedSpanIsSharedUpToTheSpan) {
-  SchedulerOptions options = SmallOptions();
-  options.num_pages = 12;
-  options.reuse = true;
-  Scheduler scheduler(options);
+  Scheduler scheduler(ReusingOptions(12));
   Request shifted = Prompt(20, 1);
   shifted.shifted = {{.begin = 8, .end = 16}};
   const SequenceId id = scheduler.Submit(shifted);

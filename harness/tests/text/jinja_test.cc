@@ -241,6 +241,7 @@ TEST(JinjaTest, TimeMemoryAndNestingAreBounded) {
        "values nest deeper than 64"},
       {"{{ 9223372036854775807 + 1 }}", "is too large"},
       {"{{ (-9223372036854775807 - 1) // -1 }}", "is too large"},
+      {"{{ (-9223372036854775807 - 1) | abs }}", "is too large"},
       {"{{ 10 ** 30 }}", "is too large"},
   };
   for (const auto& [program, message] : kGreedy) {

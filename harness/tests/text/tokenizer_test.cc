@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <ctime>
 #include <exception>
-#include <functional>
 #include <thread>
 
 #include "harness/tests/models/model_files.h"

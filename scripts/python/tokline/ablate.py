@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tokline import command, records, rounds, statistics, terminal
+from tokline.samples import interval
 from tokline.kernels import DEFAULT_MODEL, ROOT
 from tokline.schema import RULES
 from tokline.stop import Stop
@@ -56,7 +57,7 @@ class SpeedUp:
 def paired_speed_up(with_op, without_op):
     """The SpeedUp of interleaved rounds: the median of their ratios. Drift moves both sides of a round alike."""
     ratios = np.divide(without_op, with_op)
-    low, high = statistics.median_interval(ratios)
+    low, high = interval(sorted(ratios))
     return SpeedUp(statistics.median(ratios), low, high, len(ratios))
 
 

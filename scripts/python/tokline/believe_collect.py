@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokline import command
+from tokline.kernels import ROOT
 from tokline.stop import Stop
 
 PARTS = ["aa", "slowdowns", "host", "ops", "tests", "overhead"]
@@ -23,7 +24,6 @@ DELAYS = [3, 5, 10]
 GUESSED_SECONDS = {"bench": 5.0, "decoder": 4.0, "overhead": 8.0, "test": 60.0}
 VERSION_FILE = "version.txt"  # beside the results of tests, which do not say of which commit they are
 PEAKS_LAST_SECONDS = 3000  # a program takes over peaks that are at most an hour old
-ROOT = Path(__file__).resolve().parents[3]
 SHAPES = ROOT / "benches" / "shapes"
 # Kernels whose outputs take the CPU minutes to verify on the default shapes of a GPU. The tools judge rows of small
 # shapes in the same way.

@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from tokline.believe_check import Check, journal_of
-from tokline.believe_collect import ROOT
-from tokline.kernels import names as kernel_names
+from tokline.kernels import ROOT, names as kernel_names
 from tokline.schema import VERSION
 
 # What the checks must show.

@@ -1,11 +1,10 @@
 """Judges what scripts/maintain/believe collected: how often the gate and the blame said what was true."""
 import itertools
 import json
-from collections import Counter
 
 from tokline import records, revision, terminal, verdicts
 from tokline.believe_benches import (AA_MUST, BOUND, bounds_of_misses, check_false_alarms, check_slowdown,
-                                     each_kernel_is_caught, slowdown_must, too_few)
+                                     each_kernel_is_caught, slowdown_must)
 from tokline.believe_check import Check, Jobs, found_in
 from tokline.believe_collect import SLOWDOWNS, VERSION_FILE
 from tokline.believe_decoder import MIN_EQUAL_TRIALS, MIN_TRIALS, check_blame, check_sums, trials_of
@@ -112,33 +111,24 @@ def stored_in(path):
         raise BadRecords(f"{path}: not what --json wrote: {error!r}") from None
 
 
-NOT_RECORDED = "; how many of these rows are distinct is not recorded"
-
-
 def judged_again(path):
     """([Check], context) of what as_json() wrote, held against what is asked for now: a check that was not made then is
-    not measured. Where it is not said how many rows are distinct, that is not known, and the check is not met."""
+    not measured."""
     checks, context = stored_in(path)
     for check in checks:
         if check.met is None or check.id != "aa" and not check.id.startswith("slowdown_"):
             continue
-        kernels = check.details.get("kernels", {})
+        if "distinct" not in check.details:
+            raise BadRecords(f"{path}: does not say how many rows are distinct; collect again")
         if check.id == "aa":
             check.must = AA_MUST
         else:
             percent = int(check.id.partition("_")[2])
             check.must = slowdown_must(percent)
+            kernels = check.details["kernels"]
             check.met = check.met and each_kernel_is_caught(percent, kernels)
-            if "distinct" in check.details and BOUND not in check.measured:
+            if BOUND not in check.measured:
                 check.measured += bounds_of_misses({records.kernel_now(name): group for name, group in kernels.items()})
-        if "distinct" not in check.details:
-            check.met = False
-            if NOT_RECORDED not in check.measured:
-                numbers = Counter()
-                for name, number in (check.details.get("rows_a_kernel")
-                                     or {name: group["comparisons"] for name, group in kernels.items()}).items():
-                    numbers[records.kernel_now(name)] += number
-                check.measured += NOT_RECORDED + too_few(numbers)
     asked_for = judge([], tool_times=False)[0]
     known = {check.id: check for check in [*asked_for, check_one_commit(context["machine"]), *checks]}
     return list(known.values()), context

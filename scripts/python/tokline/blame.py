@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from scipy.special import stdtrit
 
 from tokline import command, records, terminal
-from tokline.statistics import median_interval
 from tokline.stop import Stop
 
 # Where a side is a single run, a step is taken to differ by this much from run to run: clocks, page
@@ -157,7 +156,7 @@ def side_of(rows):
         rows = [row for row in rows if wanted(row)] or rows
     halves = []
     for row in rows:
-        low, high = row.get("ci95_ms") or median_interval(row["samples_ms"])
+        low, high = row["ci95_ms"]
         halves.append(1e3 * (high - low) / 2)
     side = Side([1e3 * row["ms_per_token"] for row in rows], mean(halves), rows[0]["batch"])
     profiles = [row.get("profile") for row in rows]

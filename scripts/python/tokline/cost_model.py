@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, fields
 
 from tokline import command, cost_model, kernels, records, sweep, terminal
 from tokline.files import write_whole
+from tokline.kernels import ROOT
 from tokline.standing import put_between_marks
 from tokline.stop import Stop
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
 MISSED = 0.25  # a prediction that is further off is listed
 FEWEST = 6  # shapes that a fit needs: twice its constants
 

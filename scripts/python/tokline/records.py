@@ -241,11 +241,6 @@ def is_unmeasured(row):
             and verified.get("max_error_over_bound") == 0)
 
 
-def kernel_now(name):
-    """The kernel that does the work of one of an older record."""
-    return _MERGED.get(name, (name, None))[0]
-
-
 def own_memory_bytes(row):
     """The memory of a row that says how good the program is, or None: of a workload without its KV cache, which takes
     what is free."""

@@ -10,14 +10,12 @@ def middle(ordered):
 
 
 @cache
-def interval_rank(count, confidence=0.95):
-    """The rank (from 0) of the order statistic below which the median is with a probability of at most
-    (1-confidence)/2."""
-    missed_on_a_side = (1 - confidence) / 2
+def interval_rank(count):
+    """The rank (from 0) of the order statistic below which the median is with a probability of at most 2.5 %."""
     missed, rank = 0.0, -1
     for heads in range(count // 2):
         missed += math.comb(count, heads) / 2**count
-        if missed > missed_on_a_side:
+        if missed > 0.025:
             break
         rank = heads
     return max(rank, 0)

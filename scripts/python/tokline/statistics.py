@@ -5,39 +5,31 @@ from functools import lru_cache
 
 import numpy as np
 
-from tokline.samples import interval_rank
+RESAMPLES = 2000
 
 
 def median(values):
     return float(np.median(np.asarray(values, dtype=float)))
 
 
-def median_interval(samples, confidence=0.95):
-    """(low, high): order statistics between which the median is; the extremes if there are too few samples."""
-    ordered = np.sort(np.asarray(samples, dtype=float))
-    rank = interval_rank(len(ordered), confidence)
-    return float(ordered[rank]), float(ordered[-1 - rank])
-
-
 @lru_cache(maxsize=64)
-def _resampled_positions(count, resamples, seed):
+def _resampled_positions(count, seed):
     """Positions, in sorted samples, of the two middle samples of each bootstrap resample."""
-    drawn = np.sort(np.random.default_rng([seed, count]).integers(count, size=(resamples, count)), axis=1)
+    drawn = np.sort(np.random.default_rng([seed, count]).integers(count, size=(RESAMPLES, count)), axis=1)
     return drawn[:, (count - 1) // 2].copy(), drawn[:, count // 2].copy()
 
 
-def bootstrap_medians(samples, seed=1, resamples=2000):
-    """The medians of `resamples` resamples. Only the middle positions are drawn, which is exact and quick."""
+def bootstrap_medians(samples, seed):
+    """The medians of RESAMPLES resamples. Only the middle positions are drawn, which is exact and quick."""
     ordered = np.sort(np.asarray(samples, dtype=float))
-    low, high = _resampled_positions(len(ordered), resamples, seed)
+    low, high = _resampled_positions(len(ordered), seed)
     return (ordered[low] + ordered[high]) / 2
 
 
-def ratio_interval(a, b, confidence=0.95, seed=1, resamples=2000):
-    """(low, high) of median(b) / median(a): bootstrap percentiles, both sides resampled."""
-    ratios = bootstrap_medians(b, 2 * seed + 1, resamples) / bootstrap_medians(a, 2 * seed, resamples)
-    tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(ratios, [tail, 100 - tail])
+def ratio_interval(a, b):
+    """(low, high), at 95 %, of median(b) / median(a): bootstrap percentiles, both sides resampled."""
+    ratios = bootstrap_medians(b, seed=3) / bootstrap_medians(a, seed=2)
+    low, high = np.percentile(ratios, [2.5, 97.5])
     return float(low), float(high)
 
 

@@ -8,7 +8,6 @@ from functools import cached_property
 
 from tokline import ablate, blame, kernels, records, verdicts
 from tokline.report.wording import change, commit_label, listed, microseconds, percent
-from tokline.statistics import median_interval
 from tokline.terminal import count, figure
 
 # A row whose floor is shorter says more about launching than about its kernel.
@@ -45,11 +44,10 @@ class Entry:
 
     @property
     def interval_us(self):
-        """The 95 % interval of the median; computed where the record does not state it."""
+        """The 95 % interval of the median."""
         if self.kernel == records.DECODER:
-            stated = self.row.get("ci95_ms")
-            return [1e3 * bound for bound in stated] if stated else median_interval(records.samples_us(self.row))
-        return self.row.get("ci95_us") or median_interval(self.row["samples_us"])
+            return [1e3 * bound for bound in self.row["ci95_ms"]]
+        return self.row["ci95_us"]
 
     @property
     def tok_s_interval(self):
