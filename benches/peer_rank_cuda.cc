@@ -39,7 +39,7 @@ Bytes Random(int64_t elements, uint64_t seed) {
 
 // Throws RuntimeFailure unless the error of every element is within `units` times 2^-7 of its value
 // or, if that is smaller, of the root mean square of all elements. NCCL rounds the sum before the
-// residual is added, and its norm follows.
+// residual is added, and its norm follows. The root mean square of the errors has no bound here.
 void Compare(const Bytes& expected, const DeviceBuffer& device, double units, const char* what) {
   const Bytes actual = device.ToHost<unsigned char>();
   const int64_t count = std::ssize(expected) / SizeOf(kPeerDType);

@@ -1,6 +1,8 @@
 """Inputs and outputs of an operation over rotating buffer sets, and what its outputs must be: PyTorch computes a sample
 of them in float32. The bounds are as wide as the suite's for fused sums (benches/tensors.h), whatever the operation, and
-the root mean square of a row's errors has none: libraries round elsewhere than we do."""
+the root mean square of a row's errors may be as large a share of them as the suite allows for sums: libraries round
+elsewhere than we do. Attention that rounds weights, parts of the context and outputs to bf16 reaches 0.11 in the worst
+of 100 simulated rows."""
 import itertools
 import math
 import random
@@ -12,6 +14,8 @@ NORM_EPS = 1e-6
 SPREAD = 2.0  # random values are uniform in (-SPREAD, SPREAD)
 EPSILON = {"bf16": 2.0**-7, "f16": 2.0**-10}
 ULPS = 4
+RMS_SHARE = 0.25  # of its bounds, that the errors of a row may be in the root mean square
+LEAST_COLUMNS = 64  # of a row for that: shorter ones may consist of rare elements only
 STEPS = 2  # of operations that are several kernels, which round one after the other
 MIN_LOG2_SCALE = -6
 ROPE_BASE = 1e6
@@ -70,14 +74,21 @@ class Inputs:
 
     def compare(self, actual, expected, steps=1):
         """The largest error in units of its bound: four units in the last place plus two epsilons of the root
-        mean square of the row, `steps` times that where a library's kernels round between them."""
+        mean square of the row, `steps` times that where a library's kernels round between them. Or, if that is more,
+        the root mean square of a row's errors in those units, over RMS_SHARE."""
         torch = self.torch
         expected, actual = expected.float(), actual.float()
         _, exponent = torch.frexp(expected)
         ulp = torch.ldexp(torch.full_like(expected, self.epsilon), exponent - 1)
         bound = steps * (ULPS * ulp + 2 * self.epsilon * expected.square().mean(-1, keepdim=True).sqrt())
         over = (actual - expected).abs() / bound.clamp_min(1e-30)
-        return float(over.nan_to_num(nan=WRONG, posinf=WRONG).max()) if over.numel() else WRONG
+        if not over.numel():
+            return WRONG
+        over = over.nan_to_num(nan=WRONG, posinf=WRONG)
+        worst = float(over.max())
+        if over.shape[-1] >= LEAST_COLUMNS:
+            worst = max(worst, min(float(over.square().mean(-1).sqrt().max()) / RMS_SHARE, WRONG))
+        return worst
 
     def same(self, actual, expected):
         """0 where all bits are equal."""

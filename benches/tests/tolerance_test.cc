@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numbers>
 
 #include "benches/append_batch.h"
 #include "benches/paged_batch.h"
@@ -75,6 +76,25 @@ TEST(ToleranceTest, RoundingAProductsFactorToTheOtherNeighbourCostsUpToThreeUnit
 }
 
 // An RMSNorm whose mean square is about 2^-12 * 4 / 3, so that 1.3e-6 is 0.4 % of it.
+TEST(ToleranceTest, RotatingValuesRoundedToTheirOtherNeighboursCostsUpToAnEpsilonOfTheirLength) {
+  constexpr int kAngles = 64;  // of a quarter of a turn
+  double largest = 0;
+  for (int a = 128; a < 256; ++a) {  // units of 1
+    for (int b = 128; b < 256; ++b) {
+      for (const double unit : {0.125, 0.5, 1.0}) {
+        const double length = std::hypot(a, b * unit);
+        for (int angle = 0; angle <= kAngles; ++angle) {
+          const double radians = angle * std::numbers::pi / 2 / kAngles;
+          const double moved = std::cos(radians) + unit * std::sin(radians);
+          largest = std::max(largest, moved / length);
+        }
+      }
+    }
+  }
+  EXPECT_LE(largest, Epsilon(kType) * (1 + 1e-12));
+  EXPECT_GT(largest, 0.999 * Epsilon(kType));
+}
+
 class NormToleranceTest : public ::testing::Test {
  protected:
   static constexpr float kEps = 1.3e-6f;

@@ -12,6 +12,8 @@ import types
 import unittest
 from unittest import mock
 
+import numpy as np
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benches"))
 
@@ -267,6 +269,78 @@ class DrawnRowsTest(unittest.TestCase):
             self.assertIn(dtype, inputs.EPSILON)
         nhd = shapes.attention_batch("chunk_decode", RAGGED | {"order": "nhd"})
         self.assertEqual(nhd, shapes.attention_batch("chunk_decode", RAGGED))  # each library has a layout of its own
+
+
+class Tensor(np.ndarray):
+    """As much of a PyTorch tensor as Inputs.compare() takes."""
+    def float(self):
+        return self.astype(np.float32)
+
+    def square(self):
+        return self * self
+
+    def sqrt(self):
+        return np.sqrt(self)
+
+    def abs(self):
+        return np.abs(self)
+
+    def numel(self):
+        return self.size
+
+    def clamp_min(self, least):
+        return np.maximum(self, np.float32(least))
+
+    def nan_to_num(self, **replaced):
+        return np.nan_to_num(self, **replaced)
+
+    def mean(self, axis, keepdim=False):
+        return super().mean(axis, keepdims=keepdim)
+
+
+def to_bf16(values):
+    """The nearest values of bf16."""
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.round(np.ldexp(mantissa, 8)), exponent - 8).astype(np.float32)
+
+
+class ComparisonTest(unittest.TestCase):
+    """Attention of 16 queries and 4,096 tokens with heads of 128, against float32."""
+    def setUp(self):
+        random = np.random.default_rng(1)
+        scores = random.normal(size=(16, 4096))
+        self.weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        self.v = to_bf16(random.uniform(-2, 2, (4096, 128)))
+        self.expected = self.weights @ self.v
+        self.inputs = inputs.Inputs.__new__(inputs.Inputs)
+        self.inputs.torch = types.SimpleNamespace(frexp=np.frexp, ldexp=np.ldexp, full_like=np.full_like)
+        self.inputs.epsilon = inputs.EPSILON["bf16"]
+
+    def over(self, actual):
+        """compare(), and the largest error alone."""
+        pair = [array.astype(np.float32).view(Tensor) for array in (actual, self.expected)]
+        with mock.patch.object(inputs, "LEAST_COLUMNS", 1 << 30):
+            alone = self.inputs.compare(*pair)
+        return self.inputs.compare(*pair), alone
+
+    def test_roundings_of_weights_and_outputs_are_no_error(self):
+        self.assertLess(self.over(to_bf16(to_bf16(self.weights) @ self.v))[0], 0.6)
+
+    def test_a_tail_that_shifts_every_element_within_its_bound_is_an_error(self):
+        tail = self.v.copy()
+        tail[-128:] += 0.007  # 3 % of the tokens
+        whole, alone = self.over(to_bf16(self.weights @ tail))
+        self.assertLess(alone, 1)
+        self.assertGreater(whole, 1)
+
+    def test_one_row_in_many_is_enough_and_nan_is_wrong(self):
+        tail = self.v.copy()
+        tail[-128:] += 0.007
+        actual = to_bf16(self.expected)
+        actual[3] = to_bf16(self.weights @ tail)[3]
+        self.assertGreater(self.over(actual)[0], 1)
+        actual[3, 5] = float("nan")
+        self.assertEqual(self.over(actual)[0], measure.WRONG)
 
 
 class AttemptsTest(unittest.TestCase):
