@@ -22,7 +22,7 @@ struct HopperPrefillArgs {
   CUtensorMap few;  // the same with boxes of kFewTokens tokens
 };
 
-// kCut: tiles may be parts. Other plans run code without a trace of them.
+// kCut: tiles may be parts. Other plans run code without branches for them.
 template <DType kDType, int kHeadDimOfPolicy, bool kCutOfPolicy>
 struct HopperPrefillPolicy {
   using T = typename DeviceType<kDType>::Type;
