@@ -62,8 +62,7 @@ class HopperConsumer {
     shared_.k.WaitFull(use_);
     query_ = shared_.Note(use_).query;
     if (consumer_ * Policy::kConsumerRows >= query_.num_rows) return Skip(query);
-    kv_head_ = shared_.Note(use_).kv_head;
-    if constexpr (Policy::kCut) state_ = shared_.Note(use_).state;
+    target_ = shared_.Note(use_).target;
     ReadNote(use_);
     shared_.q.WaitFull(query);
     const uint64_t q = QueryRows(query);
@@ -181,11 +180,11 @@ class HopperConsumer {
       };
     };
     if constexpr (Policy::kCut) {
-      if (state_ >= 0) {
+      if (target_ < 0) {
         const PartStates<Policy::kHeadDim> states(params_);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          states.Store(state_, warp_row_ + half * 8 + lane_ / 4, query_.num_rows, tile.rows[half],
+          states.Store(~target_, warp_row_ + half * 8 + lane_ / 4, query_.num_rows, tile.rows[half],
                        values(half));
         }
         shared_.q.Release(query);
@@ -194,7 +193,7 @@ class HopperConsumer {
     }
     ptx::NamedBarrierSync(kQueryBarrier + consumer_, Policy::kGroupThreads);
     const TileOutput<typename Policy::T, Policy::kHeadDim, typename Policy::QueryPlacement> output{
-        params_, query_, packed_, kv_head_, shared_.At(shared_.q.Slot(query))};
+        params_, query_, packed_, target_, shared_.At(shared_.q.Slot(query))};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       output.Finish(warp_row_ + half * 8 + lane_ / 4, tile.rows[half], scale_log2_, values(half));
@@ -213,8 +212,7 @@ class HopperConsumer {
   const int lane_;
   const int warp_row_;
   QueryTile query_;
-  int32_t kv_head_ = 0;
-  int32_t state_ = -1;
+  int32_t target_ = 0;
   int use_ = 0;  // KV tiles whose V has been accumulated
   // These come from the note that was read last.
   int32_t position_ = 0;

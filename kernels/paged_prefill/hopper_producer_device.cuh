@@ -52,7 +52,7 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
         note.page_row = pages.RowOf(now.token);
         note.query = QueryTile(params, planned);
         note.kv_head = planned.kv_head;
-        if constexpr (Policy::kCut) note.state = state;
+        note.target = state < 0 ? planned.kv_head : ~state;
       }
       __syncwarp();
       if (lane == 0) ptx::MbarrierArrive(shared.notes.Full(use));

@@ -22,7 +22,7 @@ struct HopperPrefillArgs {
   CUtensorMap few;  // the same with boxes of kFewTokens tokens
 };
 
-// kCut: tiles may be parts. Other plans run code without a trace of them.
+// kCut: tiles may be parts. Other plans run code without branches for them.
 template <DType kDType, int kHeadDimOfPolicy, bool kCutOfPolicy>
 struct HopperPrefillPolicy {
   using T = typename DeviceType<kDType>::Type;
@@ -51,7 +51,9 @@ struct alignas(16) HopperTileNote {
   QueryTile query;
   int32_t pages[kMaxPages];  // the page of each box
   int32_t kv_head;
-  int32_t state;  // StateOf() the tile, if the policy is kCut
+  // Where a consumer leaves the tile's rows: the KV head of the output or, if the tile is a part,
+  // ~StateOf() it. One number, because another register alive in the loop changes its schedule.
+  int32_t target;
 };
 
 template <typename Policy>

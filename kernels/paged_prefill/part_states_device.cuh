@@ -33,12 +33,15 @@ struct PartStates {
   __device__ __forceinline__ void Store(int32_t state, int row, int32_t num_rows,
                                         const RowState& row_state, const Values& values) const {
     const float sum = WarpSum<4>(row_state.sum);
+    // The quad has one maximum. If the lane's own register were stored, ptxas would schedule the
+    // main loop of the sm_90a kernel in another way.
+    const float max = WarpMax<4>(row_state.max);
     if (row >= num_rows) return;
     const int quad_lane = threadIdx.x % 4;
     float* to = outputs + Index(state, row) * kHeadDim + quad_lane * 2;
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n) *reinterpret_cast<float2*>(to + n * 8) = values(n);
-    if (quad_lane == 0) max_sum[Index(state, row)] = {row_state.max, sum};
+    if (quad_lane == 0) max_sum[Index(state, row)] = {max, sum};
   }
 };
 

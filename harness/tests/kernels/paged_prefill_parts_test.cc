@@ -205,10 +205,11 @@ TEST(PagedPrefillPartsTest, BatchesThatKeepAllBlocksBusyStayAsTheyAre) {
   const struct {
     std::vector<PrefillSequence> sequences;
     Heads heads;
-  } batches[] = {{Equal(16, 1024, 0), {16, 8, 128}},  {Equal(4, 4096, 0), {32, 8, 128}},
-                 {Equal(1, 16384, 0), {32, 8, 128}},  {Equal(1, 2048, 0), {16, 8, 128}},
-                 {Equal(8, 512, 8192), {32, 8, 128}}, {Equal(1, 512, 65'536), {32, 8, 128}},
-                 {Equal(256, 1, 200), {31, 31, 64}},  {Equal(1, 16, 500), {8, 1, 128}}};
+  } batches[] = {{Equal(16, 1024, 0), {16, 8, 128}},    {Equal(4, 4096, 0), {32, 8, 128}},
+                 {Equal(1, 16384, 0), {32, 8, 128}},    {Equal(1, 2048, 0), {16, 8, 128}},
+                 {Equal(1, 1024, 0), {16, 8, 128}},     {Equal(8, 512, 8192), {32, 8, 128}},
+                 {Equal(1, 512, 65'536), {32, 8, 128}}, {Equal(256, 1, 200), {31, 31, 64}},
+                 {Equal(1, 16, 500), {8, 1, 128}}};
   for (const auto& [sequences, heads] : batches) {
     const Batch batch(sequences, heads);
     const PagedPrefillPlan whole = batch.Plan(kH200, 0);
@@ -232,6 +233,8 @@ TEST(PagedPrefillPartsTest, LongContextsOfFewTilesEndEarlier) {
                  {Equal(1, 512, 65'536), {16, 8, 128}, 51'810, 26'800},
                  {Equal(1, 64, 32'768), {16, 8, 128}, 25'910, 2700},
                  {Equal(4, 128, 8192), {16, 8, 128}, 6710, 4200},
+                 {Equal(1, 256, 2048), {16, 8, 128}, 2010, 1240},
+                 {Equal(1, 16, 1024), {8, 1, 128}, 1110, 700},
                  // A long context among many short ones.
                  {OneLong(400, 40, 0, 60'000), {8, 1, 128}, 47'210, 4500},
                  // 88 tiles for 132 blocks: the rests of two contexts share a block.
