@@ -83,4 +83,16 @@ int32_t ChunkScanGrid(int64_t num_rows, int32_t num_chunks, const DeviceFacts& d
       std::min(num_rows * num_chunks, int64_t{kChunkScanBlocks} * device.sm_count));
 }
 
+int32_t PickRanks(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device) {
+  // A block fills an SM. Clusters of four and eight fill 120 of 132 SMs, whose groups of SMs are
+  // whole, and clusters of two fill all.
+  const auto fits = [&](int32_t ranks) {
+    const int64_t sms = ranks > 2 ? device.sm_count * 10 / 11 : device.sm_count / 2 * 2;
+    return num_rows <= sms / ranks && ranks <= num_chunks;
+  };
+  int32_t ranks = device.HasClusters() ? kMaxPickRanks : 1;
+  while (ranks > 1 && !fits(ranks)) ranks /= 2;
+  return ranks;
+}
+
 }  // namespace tokline
