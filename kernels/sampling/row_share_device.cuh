@@ -279,19 +279,20 @@ struct SharedRow {
   template <typename Weight>
   __device__ int32_t FindInterval(ShareInterval& interval, const Weight& weight, float hint,
                                   float low, uint64_t target) {
-    interval = {context.highest, hint};
-    bool reached = interval.low < interval.high && Narrow<LinearBins>(interval, weight, target);
-    if (!reached) {
-      interval.low = low;
-      reached = low < hint && Narrow<LinearBins>(interval, weight, target);
-      if (!reached) interval.high = low;
+    bool reached = false;
+#pragma unroll 1  // twice the code would take longer to load than to run
+    for (float from = hint;; from = low) {
+      interval = {context.highest, from};
+      reached = !interval.closed() && Narrow<LinearBins>(interval, weight, target);
+      if (reached || from == low) break;
     }
-    int32_t listed = Collect(interval);
-    while (listed < 0) {
+    if (!reached) interval = {low, low};
+#pragma unroll 1
+    while (true) {
+      const int32_t listed = Collect(interval);
+      if (listed >= 0) return listed;
       Narrow<OrderedBins>(interval, weight, target);
-      listed = Collect(interval);
     }
-    return listed;
   }
 };
 
