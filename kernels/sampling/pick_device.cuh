@@ -436,12 +436,13 @@ __device__ bool SampleCandidates(PickStorage& storage, const RowContext& context
   return true;
 }
 
-// Whether the candidates may suffice. Where ranks share a row, a top-p that must keep more logits
-// than are compared does not try them; each logit has at most the mass of the largest.
+// Whether to try the candidates. A top-p that must keep more logits than they usually are, each of
+// which has at most the mass of the largest, does not; and where blocks share a row, nor does one
+// that must keep more than are compared.
 __device__ __forceinline__ bool MayTakeCandidates(const RowContext& context) {
   const SamplingRule& rule = context.rule;
   if (HasTopK(rule, context.row.vocab_size)) return rule.top_k <= kMaxCandidateGroups;
-  const uint64_t most = context.ranks > 1 ? kMaxCompared : kMaxCandidates;
+  const uint64_t most = context.ranks > 1 ? kMaxCompared : kEnoughGroups * kSamplingGroup;
   return MassToKeep(rule, context.row_mass) <= most << 40;
 }
 
