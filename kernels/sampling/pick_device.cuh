@@ -10,7 +10,8 @@
 //   selection over the whole row.
 // Barriers: the whole block calls every function below that takes the storage. Branches with
 //   barriers depend on values that all threads share. A typical row passes nine barriers.
-// Dependent launch: bins and counters are cleared before the wait; everything is read after it.
+// Dependent launch: before the wait the rule is read, so that blocks which the row does not need
+//   leave, the draw's bits are computed, and bins and counters are cleared.
 #pragma once
 
 #include "kernels/device/ptx/grid_dependency.cuh"
@@ -459,16 +460,11 @@ __device__ __forceinline__ float TopPHint(const RowContext& context, uint64_t to
 }
 
 // Applies top-k and top-p to a whole row and draws. All ranks call this; rank 0 writes the token.
-// It is not inlined, so that rows with candidates have the registers for themselves.
-__device__ __noinline__ void SampleRow(PickStorage& storage, const RowContext context) {
+// It is inlined, because a call needs a stack, which every launch pays for.
+__device__ __forceinline__ void SampleRow(PickStorage& storage, const RowContext& context) {
   RowShare& share = *reinterpret_cast<RowShare*>(storage.candidates);
   SharedRow row{storage.select, share, context};
   const SamplingRule& rule = context.rule;
-  const auto sum_of_ranks = [&](uint64_t RowShare::Head::*value) {
-    uint64_t sum = 0;
-    for (int32_t rank = 0; rank < context.ranks; ++rank) sum += share.heads[rank].*value;
-    return sum;
-  };
   // Selects among the listed logits, of which all ranks then have `gathered`.
   const auto select = [&](const auto& weight, const ShareInterval& interval, int32_t listed,
                           uint64_t target) {
@@ -486,12 +482,12 @@ __device__ __noinline__ void SampleRow(PickStorage& storage, const RowContext co
   if (top_k) {
     target = static_cast<uint64_t>(rule.top_k);
     listed = row.FindInterval(interval, One(), threshold, threshold, target);
-    target -= min(target, sum_of_ranks(&RowShare::Head::count_above));
+    target -= min(target, row.SumOfRanks(&RowShare::Head::count_above));
     if (top_p) {
       row.Gather();
       threshold = select(One(), interval, listed, target);
       __syncthreads();  // an earlier sum has been read
-      total = sum_of_ranks(&RowShare::Head::mass_above) +
+      total = row.SumOfRanks(&RowShare::Head::mass_above) +
               MassFrom(storage, context, ArraySource{share.gathered, listed}, threshold);
       row.Barrier();  // every rank has read the lists
     }
@@ -500,7 +496,7 @@ __device__ __noinline__ void SampleRow(PickStorage& storage, const RowContext co
     target = MassToKeep(rule, total);
     listed = row.FindInterval(interval, context.mass_of, fmaxf(threshold, TopPHint(context, total)),
                               threshold, target);
-    target -= min(target, sum_of_ranks(&RowShare::Head::mass_above));
+    target -= min(target, row.SumOfRanks(&RowShare::Head::mass_above));
   }
   if (context.rank == 0) row.Gather();
   if (context.ranks > 1) ptx::ClusterArrive();  // rank 0 has what it reads of the others
@@ -520,31 +516,33 @@ __device__ __noinline__ void SampleRow(PickStorage& storage, const RowContext co
   if (context.ranks > 1) ptx::ClusterWait();
 }
 
-// Blocks of a cluster leave at once, except the first, if the row's rule cannot need them.
+// Without kClusters a row has one block. Blocks of a cluster, except the first, leave at once if
+// the row's rule cannot need them.
+template <bool kClusters>
 __global__ void __launch_bounds__(kPickThreads)
     PickKernel(const __grid_constant__ SamplingParams params,
                const __grid_constant__ SamplingPlan plan) {
   extern __shared__ uint4 memory[];
   PickStorage& storage = *reinterpret_cast<PickStorage*>(memory);
   ptx::GridDependencyLaunch();
-  ClearBins(storage.select);
-  if (threadIdx.x == 0) storage.num_groups = storage.num_found = 0;
-  ptx::GridDependencyWait();
-
-  const int64_t row = blockIdx.x / static_cast<uint32_t>(plan.ranks);
-  const auto rank = static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(plan.ranks));
-  const ChunkStats* const stats = plan.stats + row * plan.num_chunks;
+  const int32_t ranks = kClusters ? plan.ranks : 1;
+  const int64_t row = blockIdx.x / static_cast<uint32_t>(ranks);
+  const auto rank = static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(ranks));
+  // The rules are uploaded before the step's first kernel.
   const SamplingRule rule = params.rules[row];
   const bool top_k = HasTopK(rule, params.vocab_size);
   const bool needs_threshold = rule.temperature > 0 && NeedsThreshold(rule, params.vocab_size);
   // Up to kMaxCandidateGroups, top-k needs the whole row only if more logits tie.
-  const bool shared =
-      plan.ranks > 1 && needs_threshold && (!top_k || rule.top_k > kMaxCandidateGroups);
+  const bool shared = kClusters && needs_threshold && (!top_k || rule.top_k > kMaxCandidateGroups);
   if (rank > 0 && !shared) return;
-  // While loads are in flight, one thread computes the random bits.
+  ClearBins(storage.select);
+  if (threadIdx.x == 0) storage.num_groups = storage.num_found = 0;
   if (threadIdx.x == kPickThreads - 1 && rule.temperature > 0) {
     storage.draw_bits = DrawBits(rule.seed, rule.offset);
   }
+  ptx::GridDependencyWait();
+
+  const ChunkStats* const stats = plan.stats + row * plan.num_chunks;
   uint64_t own_best = 0;
   if (params.best != nullptr && !(rule.temperature > 0)) {
     for (int32_t part = threadIdx.x; part < params.best_parts; part += kPickThreads) {
@@ -581,7 +579,7 @@ __global__ void __launch_bounds__(kPickThreads)
       .highest = highest,
       .lowest = fmaxf(highest - kMasslessDistance * rule.temperature, -FLT_MAX),
       .token = params.tokens + row,
-      .ranks = shared ? plan.ranks : 1,
+      .ranks = shared ? ranks : 1,
       .rank = rank,
   };
   if (!needs_threshold) {

@@ -211,6 +211,17 @@ struct SharedRow {
     return true;
   }
 
+  // Adds up a member of all ranks' heads, which are in shared memory after Collect().
+  template <typename T>
+  __device__ __forceinline__ T SumOfRanks(T RowShare::Head::*member) const {
+    T sum = 0;
+#pragma unroll
+    for (int32_t rank = 0; rank < kMaxPickRanks; ++rank) {
+      if (rank < context.ranks) sum += share.heads[rank].*member;
+    }
+    return sum;
+  }
+
   // Adds up what lies above the interval and lists what lies in it. Returns the number of logits
   // that all ranks have listed, or -1 if there are too many.
   __device__ int32_t Collect(const ShareInterval& interval) {
@@ -250,8 +261,7 @@ struct SharedRow {
       share.heads[threadIdx.x] = Of(static_cast<int32_t>(threadIdx.x)).head;
     }
     __syncthreads();
-    int32_t listed = 0;
-    for (int32_t rank = 0; rank < context.ranks; ++rank) listed += share.heads[rank].num_listed;
+    const auto listed = SumOfRanks(&RowShare::Head::num_listed);
     return listed <= kShareListed ? listed : -1;
   }
 
@@ -262,6 +272,7 @@ struct SharedRow {
     const int32_t rank = static_cast<int32_t>(threadIdx.x) / threads;
     const RowShare& other = Of(rank);
     int32_t before = 0;
+#pragma unroll 1
     for (int32_t r = 0; r < rank; ++r) before += share.heads[r].num_listed;
     for (int32_t i = static_cast<int32_t>(threadIdx.x) % threads; i < share.heads[rank].num_listed;
          i += threads) {

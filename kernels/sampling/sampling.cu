@@ -22,7 +22,7 @@ void Launch(const SamplingParams& params, const LaunchOptions& options) {
                {.grid = dim3(static_cast<unsigned>(scans)), .block = dim3(kChunkScanThreads)},
                options, params, plan);
   // The second kernel waits for the first, so it may always be launched before the first one ends.
-  LaunchKernel(PickKernel,
+  LaunchKernel(ranks > 1 ? PickKernel<true> : PickKernel<false>,
                {.grid = dim3(rows * ranks),
                 .block = dim3(kPickThreads),
                 .shared_bytes = sizeof(PickStorage),

@@ -40,7 +40,8 @@ SamplingPlan PlanSampling(const SamplingParams& params);
 int32_t ChunkScanGrid(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device);
 
 // The blocks of the second kernel per row, which form a cluster: a power of two, as many as run at
-// once and have a chunk each; 1 without clusters. The token does not depend on it.
+// once and have two chunks each; 1 without clusters and for many rows. The token does not depend on
+// it.
 int32_t PickRanks(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device);
 
 }  // namespace tokline

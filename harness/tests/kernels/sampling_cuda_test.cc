@@ -383,7 +383,7 @@ TEST_F(SamplingCudaTest, TokenDoesNotDependOnHowManyBlocksShareItsRow) {
   }
   SamplingCase c = RandomCase(32'000, rules, 0.7f, 41);
   const std::vector<int32_t> expected = RunOnDevice(c);
-  for (const size_t rows : {1, 2, 15, 16, 30, 31, 64, 66, 67}) {
+  for (const size_t rows : {1, 4, 5, 16, 17, 64, 140}) {
     c.rules.assign(rules.begin(), rules.begin() + static_cast<int64_t>(rows));
     EXPECT_EQ(RunOnDevice(c),
               std::vector<int32_t>(expected.begin(), expected.begin() + static_cast<int64_t>(rows)))
@@ -393,7 +393,7 @@ TEST_F(SamplingCudaTest, TokenDoesNotDependOnHowManyBlocksShareItsRow) {
 
 // A flat row drawn often, by each number of blocks that share it.
 TEST_F(SamplingCudaTest, ManyDrawsOfWholeRowsMatchReference) {
-  for (const size_t draws : {12, 24, 60, 100}) {
+  for (const size_t draws : {4, 16, 60}) {
     std::vector<SamplingRule> rules(draws, {.temperature = 1, .top_p = 0.8f});
     for (size_t i = 0; i < draws; ++i) rules[i].offset = i;
     ExpectDrawsMatchReference(RandomCase(40'003, rules, 1, draws));
