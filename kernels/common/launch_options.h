@@ -10,7 +10,7 @@ struct LaunchOptions {
   // Enables programmatic dependent launch: the kernel may start before its predecessor on the
   // stream ends. Every kernel of the suite waits for the predecessor (griddepcontrol.wait) before
   // it touches anything that an earlier kernel writes, so this is safe between kernels of the
-  // suite. The data that the host has planned for a step (tables, slots, positions) are read before
+  // suite. What the host has planned for a step (tables, slots, positions, rules) is read before
   // that: the first kernel after it was copied must not be dependent. It has no effect when the
   // device or the loaded code does not support it (DeviceFacts::HasDependentLaunch).
   bool dependent = false;

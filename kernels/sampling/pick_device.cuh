@@ -1,21 +1,25 @@
 // Second kernel: picks a row's token from what the first one stored.
 //
-// Grid: one block per row. Greedy rows compare the chunks' best logits, or those that linear left.
-//   Rows with only a temperature draw a chunk by its mass and read only that chunk. For top-k or
-//   top-p the maxima of the groups of 32 give a bound below which nothing can be kept; only the few
-//   groups that reach it are examined. If at most 512 of their logits reach the bound, which is
+// Grid: a cluster of blocks per row, of which the first does everything that is not said to be
+//   shared, or one block per row. Greedy rows compare the chunks' best logits, or those that linear
+//   left. Rows with only a temperature draw a chunk by its mass and read only that chunk. For top-k
+//   or top-p the maxima of the groups of 32 give a bound below which nothing can be kept; only the
+//   few groups that reach it are examined. If at most 512 of their logits reach the bound, which is
 //   usual, each is compared with all others; otherwise a selection in rounds finds the logits to
-//   keep. If the groups do not suffice (large k, a flat top-p), the same selection runs over the
-//   whole row, which is in L2.
+//   keep. If the groups do not suffice (large k, a flat top-p), the cluster's blocks share a
+//   selection over the whole row.
 // Barriers: the whole block calls every function below that takes the storage. Branches with
 //   barriers depend on values that all threads share. A typical row passes nine barriers.
-// Dependent launch: bins and counters are cleared before the wait; everything is read after it.
+// Dependent launch: before the wait the rule is read, so that blocks which the row does not need
+//   leave, the draw's bits are computed, and bins and counters are cleared.
 #pragma once
 
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/sampling/chunk_scan_device.cuh"
 #include "kernels/sampling/philox.h"
+#include "kernels/sampling/row_context_device.cuh"
+#include "kernels/sampling/row_share_device.cuh"
 #include "kernels/sampling/select_device.cuh"
 
 namespace tokline {
@@ -28,31 +32,6 @@ inline constexpr int kTopPGroups = 96, kEnoughGroups = 192;
 inline constexpr int kMaxCompared = 512;
 static_assert(kMaxSamplingVocab / kSamplingChunk <= kPickThreads, "a thread has one chunk");
 static_assert(kPickThreads <= kSelectBins, "chunk masses share the bins' memory");
-
-// Every logit of a row, which is in L2.
-struct RowSource {
-  const float* logits;
-  int32_t vocab_size;
-  bool vector_loads;
-
-  template <typename Visit>
-  __device__ __forceinline__ void ForEach(const Visit& visit) const {
-    constexpr int kUnroll = 4;
-    constexpr int kStride = 4 * kPickThreads;
-    for (int32_t base = threadIdx.x * 4; base < vocab_size; base += kUnroll * kStride) {
-      float4 x[kUnroll];
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        x[u] = LoadLogits(logits, base + u * kStride, vocab_size, vector_loads);
-      }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) visit(Component(x[u], i));
-      }
-    }
-  }
-};
 
 // Values in shared memory.
 struct ArraySource {
@@ -112,13 +91,15 @@ struct Maxima {
 
 struct PickStorage {
   alignas(16) SelectStorage select;
-  float candidates[kMaxCandidates];
+  alignas(16) float candidates[kMaxCandidates];  // or, for a whole row, its RowShare
   int32_t groups[kMaxCandidateGroups];
   int32_t num_groups, num_found;  // of CollectCompared()
   int32_t chunk;                  // the drawn chunk
   uint64_t residual;              // position of the draw within the chunk's mass
   uint64_t draw_bits;
+  int32_t needs_row;  // set by rank 0 in the other ranks: the candidates did not suffice
 };
+static_assert(sizeof(RowShare) <= sizeof(PickStorage::candidates) && alignof(RowShare) <= 16);
 
 // The smallest limit of a block on the supported devices is 99 KB, on 8.6, 8.9 and 12.0.
 static_assert(sizeof(PickStorage) <= 99 << 10 && alignof(PickStorage) <= 16);
@@ -143,19 +124,10 @@ struct Compared {
   }
 };
 
-// One row's rule and values derived from it; uniform across the block.
-struct RowContext {
-  RowSource row;
-  const ChunkStats* stats;
-  const float* group_maxima;
-  int32_t num_chunks;
-  int32_t num_groups;
-  SamplingRule rule;
-  MassOf mass_of;
-  float highest;  // the row's largest logit
-  float lowest;   // logits below this have no mass
-  int32_t* token;
-};
+// The mass that top-p keeps of `total`.
+__device__ __forceinline__ uint64_t MassToKeep(const SamplingRule& rule, uint64_t total) {
+  return Max64()(1, __double2ull_ru(static_cast<double>(rule.top_p) * total));
+}
 
 struct One {
   __device__ __forceinline__ uint32_t operator()(float) const { return 1; }
@@ -282,9 +254,8 @@ __device__ bool ApplyRule(PickStorage& storage, const RowContext& context, const
                     .threshold;
   }
   if (rule.top_p >= 1) return true;
-  const uint64_t total =
-      top_k ? MassFrom(storage, context, source, threshold) : RowMass(storage, context);
-  const uint64_t target = Max64()(1, __double2ull_ru(static_cast<double>(rule.top_p) * total));
+  const uint64_t total = top_k ? MassFrom(storage, context, source, threshold) : context.row_mass;
+  const uint64_t target = MassToKeep(rule, total);
   const Selection selection = SelectThreshold(storage.select, source, context.mass_of,
                                               context.highest, threshold, target, 0, false);
   if (!selection.reached && partial && !top_k) return false;
@@ -362,36 +333,14 @@ __device__ void DrawFromChunks(PickStorage& storage, const RowContext& context, 
   }
   uint64_t own_total;
   before = ExclusiveSum(storage.select, sum, own_total);
-  // Converts from the unit of the row to that of the chunk.
-  const double place = static_cast<double>(storage.residual) / storage.select.shared;
-  uint64_t scaled = __double2ull_rd(place * own_total);
-  if (scaled >= own_total) scaled = own_total - 1;
-  WriteWherePassed(mass, before, scaled, context.token, [&](int i) { return first + i; });
-}
-
-// Computes the masses of the chunks at or above `threshold` in a pass over the row. Returns them in
-// shared memory.
-__device__ const uint64_t* ChunkMassesFrom(PickStorage& storage, const RowContext& context,
-                                           float threshold) {
-  uint64_t* const masses = storage.select.bins;
-  const int32_t lane = threadIdx.x % 32;
-  __syncthreads();
-  for (int32_t chunk = threadIdx.x / 32; chunk < context.num_chunks; chunk += kPickWarps) {
-    uint64_t mass = 0;
-#pragma unroll 8
-    for (int32_t i = 0; i < kSamplingChunk; i += 4 * 32) {
-      const float4 x = LoadLogits(context.row.logits, chunk * kSamplingChunk + i + lane * 4,
-                                  context.row.vocab_size, context.row.vector_loads);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        if (Component(x, c) >= threshold) mass += context.mass_of(Component(x, c));
-      }
-    }
-    mass = WarpSum(mass);
-    if (lane == 0) masses[chunk] = mass;
+  // Converts from the unit of the row to that of the chunk, if they differ.
+  uint64_t scaled = storage.residual;
+  if (own_total != storage.select.shared) {
+    const double place = static_cast<double>(storage.residual) / storage.select.shared;
+    scaled = __double2ull_rd(place * own_total);
+    if (scaled >= own_total) scaled = own_total - 1;
   }
-  __syncthreads();
-  return masses;
+  WriteWherePassed(mass, before, scaled, context.token, [&](int i) { return first + i; });
 }
 
 // The rank of a candidate among all.
@@ -431,9 +380,11 @@ __device__ __forceinline__ Standing RankCompared(int32_t count, const Compared& 
 }
 
 // Applies top-k and top-p to the first `count` of `compared`, which hold everything at or above a
-// bound, and draws. Returns false if they are `partial` and have too little mass for top-p.
+// bound, and draws. Returns false if they are `partial` and have too little mass for top-p, and
+// otherwise calls suffice() as soon as it knows.
+template <typename Suffice>
 __device__ bool SampleCompared(PickStorage& storage, const RowContext& context, int32_t count,
-                               const Compared& compared, bool partial) {
+                               const Compared& compared, bool partial, const Suffice& suffice) {
   const SamplingRule& rule = context.rule;
   const bool top_k = HasTopK(rule, context.row.vocab_size);
   const Standing standing = RankCompared(count, compared);
@@ -442,11 +393,12 @@ __device__ bool SampleCompared(PickStorage& storage, const RowContext& context, 
       exists && (!top_k || standing.larger < rule.top_k) ? compared.masses[standing.own] : 0;
   if (rule.top_p < 1) {
     const uint64_t of_kept = BlockSum(storage.select, kept);
-    const uint64_t total = top_k ? of_kept : RowMass(storage, context);
-    const uint64_t target = Max64()(1, __double2ull_ru(static_cast<double>(rule.top_p) * total));
+    const uint64_t total = top_k ? of_kept : context.row_mass;
+    const uint64_t target = MassToKeep(rule, total);
     if (of_kept < target && partial && !top_k) return false;
     if (standing.above >= target) kept = 0;
   }
+  suffice();
   if (exists) {
     compared.kept_masses[standing.before] = kept;
     compared.ordered_ids[standing.before] = compared.ids[standing.own];
@@ -461,12 +413,12 @@ __device__ bool SampleCompared(PickStorage& storage, const RowContext& context, 
   return true;
 }
 
-// Applies top-k and top-p to the candidates and draws. Returns false if the candidates do not
-// suffice.
+// Applies top-k, of at most kMaxCandidateGroups, and top-p to the candidates and draws. Returns
+// false if the candidates do not suffice, and otherwise calls suffice() as soon as it knows.
+template <typename Suffice>
 __device__ bool SampleCandidates(PickStorage& storage, const RowContext& context,
-                                 const Maxima& maxima) {
+                                 const Maxima& maxima, const Suffice& suffice) {
   const int32_t top_k = HasTopK(context.rule, context.row.vocab_size) ? context.rule.top_k : 0;
-  if (top_k > kMaxCandidateGroups) return false;
   // k groups whose maxima reach a bound contain at least k logits that do, so any such bound works.
   const uint64_t wanted = top_k > 0 ? top_k : kTopPGroups;
   const Selection bound =
@@ -474,33 +426,123 @@ __device__ bool SampleCandidates(PickStorage& storage, const RowContext& context
                       Max64()(wanted, kEnoughGroups), true);
   const Compared compared(storage);
   const int32_t count = CollectCompared(storage, context, maxima, bound.threshold, compared);
-  if (count >= 0) return SampleCompared(storage, context, count, compared, bound.reached);
+  if (count >= 0) return SampleCompared(storage, context, count, compared, bound.reached, suffice);
   if (storage.num_groups > kMaxCandidateGroups) return false;
   const int32_t size = GatherCandidates(storage, context, bound.threshold);
   float threshold = bound.threshold;
   const ArraySource candidates{storage.candidates, size};
   if (!ApplyRule(storage, context, candidates, bound.reached, threshold)) return false;
+  suffice();
   DrawCandidate(storage, context, size, threshold);
   return true;
 }
 
+// Whether to try the candidates. A top-p that must keep more logits than they usually are, each of
+// which has at most the mass of the largest, does not; and where blocks share a row, nor does one
+// that must keep more than are compared.
+__device__ __forceinline__ bool MayTakeCandidates(const RowContext& context) {
+  const SamplingRule& rule = context.rule;
+  if (HasTopK(rule, context.row.vocab_size)) return rule.top_k <= kMaxCandidateGroups;
+  const uint64_t most = context.ranks > 1 ? kMaxCompared : kEnoughGroups * kSamplingGroup;
+  return MassToKeep(rule, context.row_mass) <= most << 40;
+}
+
+// A logit that top-p probably does not drop: the smallest one kept has at least an equal share of
+// the mass that may be dropped. Halved, and less what rounding could add.
+__device__ __forceinline__ float TopPHint(const RowContext& context, uint64_t total) {
+  const float droppable = 0.5f * (1 - context.rule.top_p - 1e-5f);
+  if (!(droppable > 0)) return context.lowest;
+  const float share = droppable * static_cast<float>(total) /
+                      (MassOf::kOne * static_cast<float>(context.row.vocab_size));
+  const float hint =
+      fminf(context.highest + context.rule.temperature * logf(share), context.highest);
+  return fmaxf(context.lowest, hint);
+}
+
+// Applies top-k and top-p to a whole row and draws. All ranks call this; rank 0 writes the token.
+// It is inlined, because a call needs a stack, which every launch pays for.
+__device__ __forceinline__ void SampleRow(PickStorage& storage, const RowContext& context) {
+  RowShare& share = *reinterpret_cast<RowShare*>(storage.candidates);
+  SharedRow row{storage.select, share, context};
+  const SamplingRule& rule = context.rule;
+  // Selects among the listed logits, of which all ranks then have `gathered`.
+  const auto select = [&](const auto& weight, const ShareInterval& interval, int32_t listed,
+                          uint64_t target) {
+    if (interval.closed()) return interval.high;
+    return SelectThreshold(storage.select, ArraySource{share.gathered, listed}, weight,
+                           interval.high, interval.low, target, 0, false)
+        .threshold;
+  };
+  row.Begin();
+  ShareInterval interval;
+  int32_t listed = 0;
+  float threshold = context.lowest;
+  uint64_t total = context.row_mass, target = 0;
+  const bool top_k = HasTopK(rule, context.row.vocab_size), top_p = rule.top_p < 1;
+  if (top_k) {
+    target = static_cast<uint64_t>(rule.top_k);
+    listed = row.FindInterval(interval, One(), threshold, threshold, target);
+    target -= min(target, row.SumOfRanks(&RowShare::Head::count_above));
+    if (top_p) {
+      row.Gather();
+      threshold = select(One(), interval, listed, target);
+      __syncthreads();  // an earlier sum has been read
+      total = row.SumOfRanks(&RowShare::Head::mass_above) +
+              MassFrom(storage, context, ArraySource{share.gathered, listed}, threshold);
+      row.Barrier();  // every rank has read the lists
+    }
+  }
+  if (top_p) {
+    target = MassToKeep(rule, total);
+    listed = row.FindInterval(interval, context.mass_of, fmaxf(threshold, TopPHint(context, total)),
+                              threshold, target);
+    target -= min(target, row.SumOfRanks(&RowShare::Head::mass_above));
+  }
+  if (context.rank == 0) row.Gather();
+  if (context.ranks > 1) ptx::ClusterArrive();  // rank 0 has what it reads of the others
+  if (context.rank == 0) {
+    threshold = top_p ? select(context.mass_of, interval, listed, target)
+                      : select(One(), interval, listed, target);
+    __syncthreads();
+    for (int32_t i = threadIdx.x; i < listed; i += kPickThreads) {
+      if (share.gathered[i] < threshold) continue;
+      AddToBin(&share.chunk_masses[share.gathered_chunks[i]], context.mass_of(share.gathered[i]));
+    }
+    __syncthreads();
+    DrawFromChunks(
+        storage, context, threshold, [&](int32_t chunk) { return share.chunk_masses[chunk]; },
+        [&](int32_t) { return context.highest; });
+  }
+  if (context.ranks > 1) ptx::ClusterWait();
+}
+
+// Without kClusters a row has one block. Blocks of a cluster, except the first, leave at once if
+// the row's rule cannot need them.
+template <bool kClusters>
 __global__ void __launch_bounds__(kPickThreads)
     PickKernel(const __grid_constant__ SamplingParams params,
                const __grid_constant__ SamplingPlan plan) {
   extern __shared__ uint4 memory[];
   PickStorage& storage = *reinterpret_cast<PickStorage*>(memory);
   ptx::GridDependencyLaunch();
+  const int32_t ranks = kClusters ? plan.ranks : 1;
+  const int64_t row = blockIdx.x / static_cast<uint32_t>(ranks);
+  const auto rank = static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(ranks));
+  // The rules are uploaded before the step's first kernel.
+  const SamplingRule rule = params.rules[row];
+  const bool top_k = HasTopK(rule, params.vocab_size);
+  const bool needs_threshold = rule.temperature > 0 && NeedsThreshold(rule, params.vocab_size);
+  // Up to kMaxCandidateGroups, top-k needs the whole row only if more logits tie.
+  const bool shared = kClusters && needs_threshold && (!top_k || rule.top_k > kMaxCandidateGroups);
+  if (rank > 0 && !shared) return;
   ClearBins(storage.select);
   if (threadIdx.x == 0) storage.num_groups = storage.num_found = 0;
-  ptx::GridDependencyWait();
-
-  const int64_t row = blockIdx.x;
-  const ChunkStats* const stats = plan.stats + row * plan.num_chunks;
-  const SamplingRule rule = params.rules[row];
-  // While loads are in flight, one thread computes the random bits.
   if (threadIdx.x == kPickThreads - 1 && rule.temperature > 0) {
     storage.draw_bits = DrawBits(rule.seed, rule.offset);
   }
+  ptx::GridDependencyWait();
+
+  const ChunkStats* const stats = plan.stats + row * plan.num_chunks;
   uint64_t own_best = 0;
   if (params.best != nullptr && !(rule.temperature > 0)) {
     for (int32_t part = threadIdx.x; part < params.best_parts; part += kPickThreads) {
@@ -515,17 +557,17 @@ __global__ void __launch_bounds__(kPickThreads)
   // The maxima arrive while the best logit is reduced.
   Maxima maxima{
       .values = plan.group_maxima + row * plan.num_groups, .size = plan.num_groups, .held = {}};
-  if (rule.temperature > 0 && NeedsThreshold(rule, params.vocab_size)) maxima.Load();
+  if (needs_threshold) maxima.Load();
   const uint64_t best = BlockReduce(storage.select, own_best, Max64());
   const float highest = BestLogit(best);
   if (!(rule.temperature > 0) || highest == -INFINITY) {
-    if (threadIdx.x == 0) params.tokens[row] = BestId(best);
+    if (rank == 0 && threadIdx.x == 0) params.tokens[row] = BestId(best);
     return;
   }
 
   constexpr float kMasslessDistance = 41 * 0.69314718f;  // logits further below the largest have a
                                                          // mass that rounds to 0
-  const RowContext context{
+  RowContext context{
       .row = {params.logits + row * params.logits_stride, static_cast<int32_t>(params.vocab_size),
               plan.vector_loads},
       .stats = stats,
@@ -537,20 +579,41 @@ __global__ void __launch_bounds__(kPickThreads)
       .highest = highest,
       .lowest = fmaxf(highest - kMasslessDistance * rule.temperature, -FLT_MAX),
       .token = params.tokens + row,
+      .ranks = shared ? ranks : 1,
+      .rank = rank,
   };
-  if (!NeedsThreshold(rule, params.vocab_size)) {
+  if (!needs_threshold) {
     DrawFromChunks(
         storage, context, -INFINITY, [&](int32_t chunk) { return ScaledChunkMass(context, chunk); },
         [&](int32_t chunk) { return BestLogit(stats[chunk].best); });
     return;
   }
-  if (SampleCandidates(storage, context, maxima)) return;
-  float threshold = context.lowest;
-  ApplyRule(storage, context, context.row, false, threshold);
-  const uint64_t* const masses = ChunkMassesFrom(storage, context, threshold);
-  DrawFromChunks(
-      storage, context, threshold, [&](int32_t chunk) { return masses[chunk]; },
-      [&](int32_t) { return highest; });
+  if (!top_k) context.row_mass = RowMass(storage, context);
+  if (MayTakeCandidates(context)) {
+    if (shared) ptx::ClusterArrive();  // this block has started
+    if (rank == 0) {
+      const auto tell = [&](bool needs_row) {
+        if (!shared) return;
+        ptx::ClusterWait();
+        const uint32_t other = threadIdx.x;
+        if (other > 0 && other < static_cast<uint32_t>(context.ranks)) {
+          *ptx::ClusterPointer(&storage.needs_row, other) = needs_row;
+        }
+        __syncwarp();
+        ptx::ClusterArriveRelease();
+      };
+      const bool done = SampleCandidates(storage, context, maxima, [&] { tell(false); });
+      if (!done) tell(true);
+      if (shared) ptx::ClusterWait();
+      if (done) return;
+    } else {
+      ptx::ClusterWait();
+      ptx::ClusterArrive();
+      ptx::ClusterWait();
+      if (!storage.needs_row) return;
+    }
+  }
+  SampleRow(storage, context);
 }
 
 }  // namespace tokline

@@ -20,7 +20,8 @@ struct SamplingRule {
 };
 
 // top_k is applied first, then top_p to what is left, as in Hugging Face. NaN logits count as -inf;
-// a row of only -inf gives token 0.
+// a row of only -inf gives token 0. On CUDA no kernel that may still be running may write the
+// rules: upload them before the step.
 struct SamplingParams {
   int64_t num_rows = 0;
   int64_t vocab_size = 0;

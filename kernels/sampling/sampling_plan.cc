@@ -14,6 +14,7 @@ namespace tokline {
 namespace {
 
 constexpr int64_t kAlignment = 256;
+constexpr int32_t kChunksOfRank = 2;  // a block with a single chunk gains less than it costs
 
 int64_t NumChunks(int64_t vocab_size) { return DivideUp(vocab_size, kSamplingChunk); }
 
@@ -81,6 +82,20 @@ SamplingPlan PlanSampling(const SamplingParams& params) {
 int32_t ChunkScanGrid(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device) {
   return static_cast<int32_t>(
       std::min(num_rows * num_chunks, int64_t{kChunkScanBlocks} * device.sm_count));
+}
+
+int32_t PickRanks(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device) {
+  // A cluster waits until as many SMs of one group are free of the scan's blocks, which costs rows
+  // that do not need it more the more rows there are.
+  constexpr int64_t kRowsOfEight = 4, kRowsOfFour = 16;
+  if (!device.HasClusters() || num_rows > kRowsOfFour) return 1;
+  // A block fills an SM. Clusters of four and eight fill 120 of 132 SMs, whose groups are whole.
+  const auto fits = [&](int32_t ranks) {
+    return num_rows * ranks <= device.sm_count * 10 / 11 && kChunksOfRank * ranks <= num_chunks;
+  };
+  int32_t ranks = num_rows <= kRowsOfEight ? kMaxPickRanks : kMaxPickRanks / 2;
+  while (ranks > 1 && !fits(ranks)) ranks /= 2;
+  return ranks;
 }
 
 }  // namespace tokline

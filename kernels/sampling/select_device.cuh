@@ -79,10 +79,15 @@ __device__ __forceinline__ uint64_t BlockSum(SelectStorage& storage, uint64_t va
   return BlockReduce(storage, value, Sum64());
 }
 
-// Adds to a bin in shared memory.
+// Adds to a bin in shared memory. There an atomic addition of 64 bits is a loop, in which lanes
+// with the same bin wait for each other; two of 32 bits and a carry are not.
 __device__ __forceinline__ void AddToBin(uint32_t* bin, uint32_t weight) { atomicAdd(bin, weight); }
 __device__ __forceinline__ void AddToBin(uint64_t* bin, uint64_t weight) {
-  atomicAdd(reinterpret_cast<unsigned long long*>(bin), weight);
+  auto* const halves = reinterpret_cast<uint32_t*>(bin);
+  const auto low = static_cast<uint32_t>(weight);
+  const uint32_t carry = atomicAdd(&halves[0], low) + low < low;
+  const uint32_t high = static_cast<uint32_t>(weight >> 32) + carry;
+  if (high > 0) atomicAdd(&halves[1], high);
 }
 
 __device__ __forceinline__ void ClearBins(SelectStorage& storage) {

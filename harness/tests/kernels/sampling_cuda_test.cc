@@ -304,6 +304,102 @@ TEST_F(SamplingCudaTest, TiesAtTheLimitsOfTheCandidatesMatchReference) {
   }
 }
 
+// Rules that usually select over the whole row, whose blocks share it.
+std::vector<SamplingRule> WholeRowRules() {
+  std::vector<SamplingRule> rules;
+  for (const float p : {1e-6f, 0.5f, 0.9f, 0.999f, 0.9999999f}) {
+    rules.push_back({.temperature = 1, .top_p = p});
+  }
+  rules.push_back({.temperature = 0.4f, .top_p = 0.95f});
+  rules.push_back({.temperature = 1, .top_k = 2000});
+  rules.push_back({.temperature = 1, .top_k = 3000, .top_p = 0.7f});
+  for (size_t i = 0; i < rules.size(); ++i) rules[i].seed = 31 + i;
+  return rules;
+}
+
+// Replaces each row's logits by f(row, i, the logit).
+template <typename F>
+SamplingCase Changed(SamplingCase c, const F& f) {
+  for (int64_t r = 0; r < c.num_rows(); ++r) {
+    for (int64_t i = 0; i < c.vocab_size; ++i) {
+      float& logit = c.logits[static_cast<size_t>(c.offset + r * c.stride + i)];
+      logit = f(r, i, logit);
+    }
+  }
+  return c;
+}
+
+TEST_F(SamplingCudaTest, WholeRowsMatchReferenceAcrossVocabularies) {
+  for (const int64_t vocab : {1, 31, 8191, 32'000, 128'256, 151'936, 262'144}) {
+    SCOPED_TRACE(StrCat("vocab ", vocab));
+    const SamplingCase flat = RandomCase(vocab, WholeRowRules(), 0.5f, vocab);
+    ExpectDrawsMatchReference(flat);
+    ExpectDrawsMatchReference(RandomCase(vocab, WholeRowRules(), 2, vocab, 1, 3));
+    // A few logits have half of the mass.
+    ExpectDrawsMatchReference(Changed(flat, [&](int64_t, int64_t i, float logit) {
+      return i % 10'007 == 5 ? std::log(static_cast<float>(vocab) / 15) : logit;
+    }));
+  }
+}
+
+TEST_F(SamplingCudaTest, TheLargestVocabularyMatchesReference) {
+  ExpectDrawsMatchReference(RandomCase(
+      int64_t{1} << 22,
+      {{.temperature = 1, .top_p = 0.9f}, {.temperature = 1, .top_k = 5000, .top_p = 0.5f}}, 1, 3));
+}
+
+TEST_F(SamplingCudaTest, WholeRowsOfTiesAndSpecialValuesMatchReference) {
+  constexpr int64_t kVocab = 70'001;
+  const SamplingCase flat = RandomCase(kVocab, WholeRowRules(), 0.5f, 37);
+  const auto expect = [&](const char* what, const auto& f) {
+    SCOPED_TRACE(what);
+    ExpectDrawsMatchReference(Changed(flat, f));
+  };
+  expect("all equal", [](int64_t, int64_t, float) { return -1.25f; });
+  expect("all zero", [](int64_t, int64_t i, float) { return i % 2 == 0 ? 0.0f : -0.0f; });
+  expect("few values", [](int64_t, int64_t, float x) { return std::round(4 * x) / 4; });
+  expect("few floats", [](int64_t, int64_t i, float) {
+    return 1 + static_cast<float>(i % 5) * std::numeric_limits<float>::epsilon();
+  });
+  expect("denormal", [](int64_t, int64_t i, float) {
+    return static_cast<float>(i % 7 - 3) * std::numeric_limits<float>::denorm_min();
+  });
+  expect("dense", [](int64_t, int64_t, float x) { return 100 + 1e-3f * x; });
+  expect("dense around zero", [](int64_t, int64_t, float x) { return 1e-4f * x; });
+  expect("NaN and -inf", [](int64_t, int64_t i, float x) {
+    return i % 3 == 0 ? kNan : i % 3 == 1 ? -kInf : x;
+  });
+  expect("many infinities", [](int64_t, int64_t i, float x) { return i % 9 == 4 ? kInf : x; });
+  expect("few infinities", [](int64_t, int64_t i, float x) { return i % 9001 == 4 ? kInf : x; });
+}
+
+// As many blocks share a row as the number of rows allows, and the token is the same.
+TEST_F(SamplingCudaTest, TokenDoesNotDependOnHowManyBlocksShareItsRow) {
+  std::vector<SamplingRule> rules;
+  for (size_t i = 0; i < 200; ++i) {
+    const std::vector<SamplingRule> cycle = WholeRowRules();
+    rules.push_back(i % 11 == 10 ? MixedRules()[i % 3] : cycle[i % 11 % cycle.size()]);
+    rules.back().offset = i;
+  }
+  SamplingCase c = RandomCase(32'000, rules, 0.7f, 41);
+  const std::vector<int32_t> expected = RunOnDevice(c);
+  for (const size_t rows : {1, 4, 5, 16, 17, 64, 140}) {
+    c.rules.assign(rules.begin(), rules.begin() + static_cast<int64_t>(rows));
+    EXPECT_EQ(RunOnDevice(c),
+              std::vector<int32_t>(expected.begin(), expected.begin() + static_cast<int64_t>(rows)))
+        << rows << " rows";
+  }
+}
+
+// A flat row drawn often, by each number of blocks that share it.
+TEST_F(SamplingCudaTest, ManyDrawsOfWholeRowsMatchReference) {
+  for (const size_t draws : {4, 16, 60}) {
+    std::vector<SamplingRule> rules(draws, {.temperature = 1, .top_p = 0.8f});
+    for (size_t i = 0; i < draws; ++i) rules[i].offset = i;
+    ExpectDrawsMatchReference(RandomCase(40'003, rules, 1, draws));
+  }
+}
+
 // One captured launch works with other rules and logits, because the device reads both.
 TEST_F(SamplingCudaTest, CapturedGraphFollowsNewRulesAndLogits) {
   SamplingCase first = RandomCase(10'000, MixedRules(), 2, 23);

@@ -262,6 +262,37 @@ TEST(SamplingTest, BlocksOfTheScanRunAtOnceOnEveryDevice) {
   }
 }
 
+TEST(SamplingTest, RanksOfARowRunAtOnceAndHaveTwoChunksEach) {
+  for (const testing::NamedDevice& device : testing::Devices()) {
+    SCOPED_TRACE(::testing::PrintToString(device));
+    for (const int32_t chunks : {1, 2, 7, 38, 1024}) {
+      for (int64_t rows = 1; rows <= 300; ++rows) {
+        const int32_t ranks = PickRanks(rows, chunks, device.facts);
+        ASSERT_TRUE(ranks == 1 || ranks == 2 || ranks == 4 || ranks == kMaxPickRanks) << ranks;
+        if (ranks == 1) continue;
+        ASSERT_LE(2 * ranks, chunks);
+        ASSERT_TRUE(device.facts.HasClusters());
+        ASSERT_LE(rows * ranks, device.facts.sm_count);
+      }
+    }
+  }
+  const DeviceFacts hopper{
+      .sm_count = 132, .compute_major = 9, .code_architecture = 90, .code_is_sm90a = true};
+  EXPECT_EQ(PickRanks(1, 38, hopper), 8);
+  EXPECT_EQ(PickRanks(4, 38, hopper), 8);
+  EXPECT_EQ(PickRanks(4, 15, hopper), 4);
+  EXPECT_EQ(PickRanks(1, 3, hopper), 1);
+  EXPECT_EQ(PickRanks(5, 38, hopper), 4);
+  EXPECT_EQ(PickRanks(16, 38, hopper), 4);
+  EXPECT_EQ(PickRanks(17, 38, hopper), 1);
+  EXPECT_EQ(PickRanks(int64_t{1} << 31, 1, hopper), 1);
+  DeviceFacts slice = hopper;
+  slice.sm_count = 16;
+  EXPECT_EQ(PickRanks(1, 38, slice), 8);
+  EXPECT_EQ(PickRanks(4, 38, slice), 2);
+  EXPECT_EQ(PickRanks(8, 38, slice), 1);
+}
+
 TEST(SamplingTest, InvalidRulesAreRefusedWithTheirValues) {
   const auto expect = [](const SamplingRule& rule, const char* message) {
     EXPECT_THAT([&] { Validate(rule); }, ThrowsMessage<InvalidArgument>(HasSubstr(message)));

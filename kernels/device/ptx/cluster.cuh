@@ -25,6 +25,20 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
+// Arrives without waiting, and publishes this thread's writes to shared memory. All threads of a
+// warp call it together.
+__device__ __forceinline__ void ClusterArriveRelease() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+// A barrier across the cluster, like __syncthreads() across a block.
+__device__ __forceinline__ void ClusterSync() {
+  ClusterArriveRelease();
+  ClusterWait();
+}
+
 // The address, in block `rank` of the cluster, that corresponds to `shared` in this block.
 __device__ __forceinline__ uint32_t ClusterAddress([[maybe_unused]] uint32_t shared,
                                                    [[maybe_unused]] uint32_t rank) {
@@ -33,6 +47,20 @@ __device__ __forceinline__ uint32_t ClusterAddress([[maybe_unused]] uint32_t sha
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
 #endif
   return address;
+}
+
+// The same for a generic pointer, through which the block can load and store.
+template <typename T>
+__device__ __forceinline__ T* ClusterPointer(T* shared, [[maybe_unused]] uint32_t rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint64_t address;
+  asm volatile("mapa.u64 %0, %1, %2;"
+               : "=l"(address)
+               : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
+  return reinterpret_cast<T*>(address);
+#else
+  return shared;
+#endif
 }
 
 }  // namespace tokline::ptx
