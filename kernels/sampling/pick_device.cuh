@@ -553,7 +553,6 @@ __global__ void __launch_bounds__(kPickThreads)
       own_best = Max64()(own_best, stats[chunk].best);
     }
   }
-  // The maxima are loaded after the best logits, whose loads usually need not wait for the rule.
   // The maxima arrive while the best logit is reduced.
   Maxima maxima{
       .values = plan.group_maxima + row * plan.num_groups, .size = plan.num_groups, .held = {}};
