@@ -89,7 +89,8 @@ TEST(SweepPlansTest, DecodePlansReadEveryTokenOnceAndFit) {
         }
         EXPECT_EQ(end, lengths[seq]) << ::testing::PrintToString(device);
       }
-      EXPECT_LE(plan.size.grid.cluster_lanes, device.facts.HasClusters() ? 8 : 1);
+      EXPECT_LE(plan.size.grid.cluster_lanes,
+                device.facts.HasClusters() ? device.facts.max_cluster_blocks : 1);
       EXPECT_LE(plan.num_partials, std::ssize(lengths) + plan.size.grid.num_lanes);
       EXPECT_LE(ChunkDecodeBlockBytes(layout.head_dim), device.facts.shared_bytes_per_block);
     }

@@ -61,7 +61,6 @@ class HopperConsumer {
     AttentionTile<Policy> tile;
     shared_.k.WaitFull(use_);
     query_ = shared_.Note(use_).query;
-    if (consumer_ * Policy::kConsumerRows >= query_.num_rows) return Skip(query);
     target_ = shared_.Note(use_).target;
     ReadNote(use_);
     shared_.q.WaitFull(query);
@@ -108,20 +107,6 @@ class HopperConsumer {
     ptx::PinRegisters(tile.out);
     shared_.v.Release(use_++);
     Finish(tile, query);
-  }
-
-  // Passes a query tile by that has no rows for this consumer.
-  __device__ __forceinline__ void Skip(int query) {
-    do {
-      shared_.k.WaitFull(use_);
-      ReadNote(use_);
-      shared_.k.Release(use_);
-      ClearTail();
-      shared_.v.WaitFull(use_);
-      shared_.v.Release(use_++);
-    } while (!last_);
-    shared_.q.WaitFull(query);
-    shared_.q.Release(query);
   }
 
   __device__ __forceinline__ void ReadNote(int use) {
