@@ -9,6 +9,7 @@
 
 #include "kernels/chunk_decode/arguments_device.cuh"
 #include "kernels/device/convert.cuh"
+#include "kernels/device/load_floats.cuh"
 #include "kernels/device/ptx/acquire_release.cuh"
 #include "kernels/device/ptx/math.cuh"
 #include "kernels/device/reduce.cuh"
@@ -77,12 +78,7 @@ struct RowSlice {
 // This lane's values of a row in the workspace, which other blocks have written.
 template <typename P>
 __device__ __forceinline__ void LoadSlice(float (&values)[RowSlice<P>::kWidth], const float* row) {
-  const float* const from = row + threadIdx.x % 32 * RowSlice<P>::kWidth;
-  if constexpr (RowSlice<P>::kWidth == 4) {
-    *reinterpret_cast<float4*>(values) = __ldcg(reinterpret_cast<const float4*>(from));
-  } else {
-    *reinterpret_cast<float2*>(values) = __ldcg(reinterpret_cast<const float2*>(from));
-  }
+  LoadFloats(row + threadIdx.x % 32 * RowSlice<P>::kWidth, values);
 }
 
 // Returns the natural logarithm of the sum of exponentials, from the maximum and the sum in base 2.

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/device/convert.cuh"
+#include "kernels/device/load_floats.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/math.cuh"
 #include "kernels/device/reduce.cuh"
@@ -44,17 +45,6 @@ struct PartStates {
     if (quad_lane == 0) max_sum[Index(state, row)] = {max, sum};
   }
 };
-
-// Loads a lane's columns of a state.
-template <int kWidth>
-__device__ __forceinline__ void LoadColumns(const float* from, float (&values)[kWidth]) {
-  static_assert(kWidth == 2 || kWidth == 4);
-  if constexpr (kWidth == 4) {
-    *reinterpret_cast<float4*>(values) = __ldcg(reinterpret_cast<const float4*>(from));
-  } else {
-    *reinterpret_cast<float2*>(values) = __ldcg(reinterpret_cast<const float2*>(from));
-  }
-}
 
 inline constexpr int kPrefillMergeWarps = 4;
 inline constexpr int kPrefillMergeAtOnce = 8;  // states that a warp loads together
@@ -106,7 +96,7 @@ __global__ void __launch_bounds__(kPrefillMergeWarps * 32)
 #pragma unroll
       for (int i = 0; i < kPrefillMergeAtOnce; ++i) {
         const int index = min(first + i * sharing + share, part.count - 1);
-        LoadColumns(states.outputs + state_index(index, row) * kHeadDim + lane * kWidth, values[i]);
+        LoadFloats(states.outputs + state_index(index, row) * kHeadDim + lane * kWidth, values[i]);
       }
       float factor = 0;  // of state first + lane; a state that has seen nothing gets 0
       if (lane < kPrefillMergeAtOnce * sharing && first + lane < part.count) {
