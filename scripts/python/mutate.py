@@ -5,6 +5,7 @@ compiled from the one source that has the mutated text. Nothing in the tree chan
 names files of its own folder, so that it moves with them.
 """
 import concurrent.futures
+import functools
 import hashlib
 import json
 import os
@@ -504,6 +505,7 @@ def newest_results(runs):
             for one in runs for verdict in one["mutations"] for test, result in verdict["results"].items()}
 
 
+@functools.cache
 def commit_date(revised):
     """The day of a revision, 2026-11-28, or "" where git does not have it."""
     done = subprocess.run(["git", "-C", ROOT, "show", "-s", "--format=%cs", (revised or "").removesuffix("-dirty"), "--"],

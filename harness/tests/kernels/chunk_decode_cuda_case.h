@@ -125,6 +125,17 @@ inline void ExpectMatches(const DecodeCaseOptions& options, const RunOptions& ru
   EXPECT_TRUE(MatchesReference(actual, RunReference(decode), decode, !options.shifts.empty()));
 }
 
+// Checks one launch on a grid, and that launches that follow each other give the same bits.
+inline void ExpectMatchesAloneAndInAChain(DecodeCase& decode, const DecodeResult& reference,
+                                          const ChunkDecodeGrid& grid,
+                                          bool rounded_queries = false) {
+  const DecodeResult once = RunCuda(decode, {.grid = grid});
+  EXPECT_TRUE(MatchesReference(once, reference, decode, rounded_queries));
+  const DecodeResult chain = RunCuda(decode, {.grid = grid, .launches = 3, .dependent = true});
+  EXPECT_TRUE(once.out == chain.out);
+  EXPECT_EQ(once.lse, chain.lse);
+}
+
 // Makes every key a corner of a cube, 8 or -8 in each dimension, so that a query that is one of
 // them attends to it alone. For two KV heads of 128.
 inline void SetKeysFarApart(DecodeCase& decode, std::mt19937_64& rng) {

@@ -249,12 +249,7 @@ TEST_F(ChunkDecodeCudaTest, PartsOfWarpsMatchReference) {
         for (const int32_t lanes : {60, 132, 600}) {
           const ChunkDecodeGrid grid{.num_lanes = lanes, .block_lanes = 4, .takes_parts = true};
           SCOPED_TRACE(StrCat(Name(dtype), ", head_dim ", head_dim, ", group ", group, ", ", grid));
-          const DecodeResult once = RunCuda(decode, {.grid = grid});
-          EXPECT_TRUE(MatchesReference(once, reference, decode));
-          const DecodeResult chain =
-              RunCuda(decode, {.grid = grid, .launches = 3, .dependent = true});
-          EXPECT_TRUE(once.out == chain.out);
-          EXPECT_EQ(once.lse, chain.lse);
+          ExpectMatchesAloneAndInAChain(decode, reference, grid);
         }
       }
     }
@@ -279,12 +274,7 @@ TEST_F(ChunkDecodeCudaTest, AnyClusterMatchesReference) {
               {.num_lanes = lanes * 9, .cluster_lanes = lanes, .takes_parts = true},
               {.num_lanes = lanes * 30, .cluster_lanes = lanes, .takes_parts = true}}) {
           SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", ", grid));
-          const DecodeResult once = RunCuda(decode, {.grid = grid});
-          EXPECT_TRUE(MatchesReference(once, reference, decode));
-          const DecodeResult chain =
-              RunCuda(decode, {.grid = grid, .launches = 3, .dependent = true});
-          EXPECT_TRUE(once.out == chain.out);
-          EXPECT_EQ(once.lse, chain.lse);
+          ExpectMatchesAloneAndInAChain(decode, reference, grid);
         }
       }
     }
@@ -307,12 +297,7 @@ TEST_F(ChunkDecodeCudaTest, AnyGridOfWarpsMatchesReference) {
         for (const int32_t lanes : {4, 8, 20}) {
           SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", lanes ", lanes));
           const ChunkDecodeGrid grid{.num_lanes = lanes, .cluster_lanes = 1, .block_lanes = 4};
-          const DecodeResult once = RunCuda(decode, {.grid = grid});
-          EXPECT_TRUE(MatchesReference(once, reference, decode, true));
-          const DecodeResult chain =
-              RunCuda(decode, {.grid = grid, .launches = 3, .dependent = true});
-          EXPECT_TRUE(once.out == chain.out);
-          EXPECT_EQ(once.lse, chain.lse);
+          ExpectMatchesAloneAndInAChain(decode, reference, grid, true);
         }
       }
     }

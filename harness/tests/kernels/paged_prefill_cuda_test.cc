@@ -494,11 +494,9 @@ TEST_P(PagedPrefillCudaTest, RowsOfTheOutputMayLieFurtherApart) {
   }
 }
 
-// With few tiles, blocks of the second launch start while the first is still writing its queries.
-TEST_P(PagedPrefillCudaTest, ADependentLaunchWaitsForItsPredecessor) {
-  PrefillCase problem({.num_kv_heads = 1, .head_dim = 128, .sequences = {{{3000}, 3000}}});
-  DeviceCase first(problem), second(problem);
-  second.params().q = first.params().out;
+// Checks that `launches` launches of `second`, which reads what `first` writes, give the same bits
+// whether or not they depend on the launch before them and may start while it runs.
+void ExpectSameInAChain(DeviceCase& first, DeviceCase& second, int launches) {
   cudaStream_t stream;
   TOKLINE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   const auto run = [&](bool dependent) {
@@ -507,13 +505,23 @@ TEST_P(PagedPrefillCudaTest, ADependentLaunchWaitsForItsPredecessor) {
     TOKLINE_CUDA(cudaDeviceSynchronize());
     Launch(first.params(), {.stream = stream});
     if (!dependent) TOKLINE_CUDA(cudaStreamSynchronize(stream));
-    Launch(second.params(), {.stream = stream, .dependent = dependent});
+    for (int i = 0; i < launches; ++i) {
+      Launch(second.params(), {.stream = stream, .dependent = dependent});
+    }
     TOKLINE_CUDA(cudaStreamSynchronize(stream));
     return second.Out();
   };
   const HostTensor expected = run(false);
   for (int round = 0; round < 5; ++round) ASSERT_EQ(run(true), expected);
   TOKLINE_CUDA(cudaStreamDestroy(stream));
+}
+
+// With few tiles, blocks of the second launch start while the first is still writing its queries.
+TEST_P(PagedPrefillCudaTest, ADependentLaunchWaitsForItsPredecessor) {
+  PrefillCase problem({.num_kv_heads = 1, .head_dim = 128, .sequences = {{{3000}, 3000}}});
+  DeviceCase first(problem), second(problem);
+  second.params().q = first.params().out;
+  ExpectSameInAChain(first, second, 1);
 }
 
 // The next launch may not write states before those of this one are merged.
@@ -523,22 +531,7 @@ TEST_P(PagedPrefillCudaTest, DependentLaunchesMayShareAWorkspace) {
   ASSERT_GT(first.params().num_parts, 0);
   second.params().q = first.params().out;
   second.params().workspace = first.params().workspace;
-  cudaStream_t stream;
-  TOKLINE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  const auto run = [&](bool dependent) {
-    first.ClearOutput();
-    second.ClearOutput();
-    TOKLINE_CUDA(cudaDeviceSynchronize());
-    Launch(first.params(), {.stream = stream});
-    if (!dependent) TOKLINE_CUDA(cudaStreamSynchronize(stream));
-    Launch(second.params(), {.stream = stream, .dependent = dependent});
-    Launch(second.params(), {.stream = stream, .dependent = dependent});
-    TOKLINE_CUDA(cudaStreamSynchronize(stream));
-    return second.Out();
-  };
-  const HostTensor expected = run(false);
-  for (int round = 0; round < 5; ++round) ASSERT_EQ(run(true), expected);
-  TOKLINE_CUDA(cudaStreamDestroy(stream));
+  ExpectSameInAChain(first, second, 2);
 }
 
 TEST_P(PagedPrefillCudaTest, LaunchesFromANewThread) {
