@@ -145,6 +145,23 @@ class RecordScriptTest(FolderTest):
             self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
             self.assertEqual(self.counted(), counted)
 
+    def test_resumed_tests_run_what_did_not_end(self):
+        self.program("bin/linear_cuda_test", FAILS)
+        self.record("--only", "tests", expect=1)
+        kept = self.results / "tests.jsonl.unfinished"
+        kept.write_text("".join(line for line in kept.read_text().splitlines(keepends=True) if '"norm_' not in line))
+        for kernel in KERNELS:
+            self.program(f"bin/{kernel}_cuda_test", f"#!/bin/sh\necho {kernel} >>{self.folder}/ran\n" + PASSES[10:])
+        self.assertIn("tests (exit 1)", self.record("--only", "tests", "--resume", expect=1))  # what failed stays so
+        self.assertEqual((self.folder / "ran").read_text(), "norm\n")
+        self.assertEqual({line["program"]: line["exit"] for line in self.lines("tests.jsonl.unfinished")},
+                         {f"{kernel}_cuda_test": int(kernel == "linear") for kernel in KERNELS})
+        kept.write_text(kept.read_text().replace('"exit": 1', '"exit": 0'))
+        self.record("--only", "tests", "--resume", expect=0)
+        self.assertEqual((self.folder / "ran").read_text(), "norm\n")
+        self.record("--only", "tests", expect=0)
+        self.assertEqual(len((self.folder / "ran").read_text().splitlines()), 1 + len(KERNELS))
+
     def test_tests_that_fail_on_a_full_disk_leave_their_file(self):
         self.record("--only", "tests", expect=0)
         counted = self.counted()
