@@ -48,7 +48,7 @@ def bounds_of_misses(kernels):
     worst = max(kernels, key=lambda name: most_missed(kernels[name]))
     missing = [name for name in sorted(kernel_names()) if name not in kernels]
     return (f"; {BOUND} {100 * most_missed(total):.1f} % of all these rows, by kernel {100 * most_missed(kernels[worst]):.0f} % "
-            f"({worst})" + (f", and 100 % of what was not collected ({', '.join(missing)})" if missing else "")
+            f"({worst})" + (f", and 100 % of what was not collected in three rounds ({', '.join(missing)})" if missing else "")
             + " (Clopper-Pearson, one-sided 95 %)")
 
 
@@ -94,7 +94,16 @@ def too_few(numbers):
     few = [f"{name} ({number})" for name, number in sorted(numbers.items()) if number < MIN_ROWS_A_KERNEL]
     missing = [name for name in sorted(kernel_names()) if name not in numbers]
     return ((f"; fewer than {MIN_ROWS_A_KERNEL} distinct rows: {', '.join(few)}" if few else "")
-            + (f"; not collected: {', '.join(missing)}" if missing else ""))
+            + (f"; not collected in three rounds: {', '.join(missing)}" if missing else ""))
+
+
+def without_blind(rows):
+    """The rows of which the gate knows the noise, and what is said of the others: with too few rounds it calls nothing
+    slower or faster below 15 %, so they count neither for equal programs nor for slowed ones."""
+    blind = Counter(row.key.kernel for row in rows if not row.knows_noise)
+    words = ", ".join(f"{name} ({number})" for name, number in sorted(blind.items()))
+    return ([row for row in rows if row.knows_noise],
+            f"; of too few rounds to be called slower or faster, and not counted: {words}" if words else "")
 
 
 def row_in_words(row):
@@ -111,7 +120,7 @@ def check_false_alarms(folders, jobs):
     check = Check("aa", "equal programs against each other (A/A), over all benches",
                   AA_MUST, "`scripts/maintain/believe collect --only aa`")
     comparisons = bench_comparisons(folders, "again", jobs)
-    rows = [row for comparison in comparisons for row in comparison.rows]
+    rows, blind = without_blind([row for comparison in comparisons for row in comparison.rows])
     # What the gate says nothing of is neither right nor wrong.
     silent = [row for row in rows if not row.regressions
               and (row.ratio is None or row.verdict in (verdicts.UNDECIDED, verdicts.DISTURBED))]
@@ -129,7 +138,7 @@ def check_false_alarms(folders, jobs):
     check.measured = (f"{share(false, len(groups))} distinct rows false, of {len(rows):,} comparisons: {slower} called "
                       f"slower, {faster} faster, {len(alarms) - slower - faster} otherwise worse; the true share is at "
                       f"most {100 * most:.2f} % (Clopper-Pearson, one-sided 95 %)"
-                      f"{too_few(numbers)}{apart(comparisons)}")
+                      f"{too_few(numbers)}{apart(comparisons)}{blind}")
     if silent:
         check.measured += f"; {len(silent)} disturbed or undecided rows are not counted"
     check.met = (len(groups) >= MIN_AA_ROWS and most <= MOST_FALSE_ALARMS and not too_few(numbers)
@@ -148,7 +157,7 @@ def check_slowdown(folders, percent, jobs):
     check = Check(f"slowdown_{percent}", f"every kernel made {percent} % slower",
                   slowdown_must(percent), "`scripts/maintain/believe collect --only slowdowns`")
     comparisons = bench_comparisons(folders, f"slow{percent}", jobs)
-    rows = [row for comparison in comparisons for row in comparison.rows]
+    rows, blind = without_blind([row for comparison in comparisons for row in comparison.rows])
     silent = [row for row in rows if row.a_us is None]
     rows = [row for row in rows if row.a_us is not None]
     if not rows:
@@ -173,7 +182,7 @@ def check_slowdown(folders, percent, jobs):
         check.measured += f"; least of {worst}: {of_worst['caught']} of {of_worst['comparisons']}"
     if silent:
         check.measured += f"; without a figure of the program as it is, and not counted: {len(silent)}"
-    check.measured += few + apart(comparisons) + bounds_of_misses(found)
+    check.measured += few + apart(comparisons) + blind + bounds_of_misses(found)
     check.details = {"comparisons": len(rows), "caught": total, "distinct": number, "by_launches": own,
                      "kernels": {name: group | {"median_percent": 100 * (statistics.median(changes[name]) - 1)}
                                  for name, group in found.items() if changes[name]},
