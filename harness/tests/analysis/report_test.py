@@ -154,7 +154,7 @@ class ReportTest(ReportCase):
         machine = Machine(seed=4)
         other = Machine(seed=5, gpu={"uuid_hash": "0the0the0the0the"}).run("peers", peers[1:])
         _, page, markdown = self.report_of(machine.run("bench_x", [case]) + machine.run("peers", peers[:1]) + other)
-        alike, elsewhere = ("A peer is faster by more than 2 % on 1 of 1 shape; at worst " + times for times in ("1.2", "2."))
+        alike, elsewhere = ("A peer is faster by more than 2 % on 1 of 1 shape (ours of aaaaaaa); at worst " + times for times in ("1.2", "2."))
         for text in (page.text, markdown):
             self.says(text, "Beside peers of the same NVIDIA H200: " + alike, "of another GPU of the same kind")
             places = [text.index(words) for words in ("ALL ROWS STAND: 3 verified", alike, elsewhere)]

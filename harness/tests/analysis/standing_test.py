@@ -34,12 +34,12 @@ class StandingTest(FolderTest):
         code, out, _ = run_main(self.records([0.9, 0.5, 1.2]))
         self.assertEqual(code, 0)
         first = out.splitlines()[0]
-        self.assertRegex(first, r"^\*\*Beside peers of the same NVIDIA H200\.\*\* A peer is faster by more than 2 % on 2 of 3 shapes; at worst (1\.9|2\.0)\d times, quick 1 on ")
+        self.assertRegex(first, r"^\*\*Beside peers of the same NVIDIA H200\.\*\* A peer is faster by more than 2 % on 2 of 3 shapes \(ours of aaaaaaa\); at worst (1\.9|2\.0)\d times, quick 1 on ")
         self.assertRegex(out, r"\| `linear` \| 3 \| 2 \|")
 
     def test_a_peer_within_two_percent_is_not_called_faster(self):
         _, out, _ = run_main(self.records([1.1, 1.3, 1.2]))
-        self.assertIn("No peer is faster by more than 2 % on any of 3 shapes.", out)
+        self.assertIn("No peer is faster by more than 2 % on any of 3 shapes (ours of aaaaaaa).", out)
 
     def test_a_peer_of_another_gpu_stands_apart(self):
         _, out, _ = run_main(self.records([0.5, 0.5, 0.5], gpu={"uuid_hash": "0the0the0the0the"}))
@@ -55,8 +55,8 @@ class StandingTest(FolderTest):
         with open(path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in rested)
         out = run_main(path)[1].splitlines()
-        self.assertRegex(out[0], r"faster by more than 2 % on 3 of 3 shapes; at worst 1\.1\d times")
-        self.assertRegex("\n".join(out), r"\n\*\*Beside peers of another GPU .* on 1 of 1 shape; at worst [12]\.\d\d times")
+        self.assertRegex(out[0], r"faster by more than 2 % on 3 of 3 shapes \(ours of aaaaaaa\); at worst 1\.1\d times")
+        self.assertRegex("\n".join(out), r"\n\*\*Beside peers of another GPU .* on 1 of 1 shape \(ours of aaaaaaa\); at worst [12]\.\d\d times")
 
     def test_the_larger_group_has_the_table(self):
         path = self.records([0.9, 0.9, 0.9], gpu={"uuid_hash": "0the0the0the0the"})
@@ -94,13 +94,13 @@ class StandingTest(FolderTest):
 
     def test_a_peer_that_was_not_measured_replaces_no_figure(self):
         path = self.refused_later(max_error_over_bound=0.0)
-        self.assertRegex(run_main(path)[1], r"^\*\*Beside .* faster by more than 2 % on 3 of 3 shapes; at worst (1\.9|2\.0)\d times")
+        self.assertRegex(run_main(path)[1], r"^\*\*Beside .* faster by more than 2 % on 3 of 3 shapes \(ours of aaaaaaa\); at worst (1\.9|2\.0)\d times")
         self.assertIn("1 other rows of the same measurements", run_here("table", path)[1])
         self.assertNotIn("a reason", run_here("table", path)[1])
 
     def test_a_peer_whose_output_was_found_wrong_replaces_its_figure(self):
         path = self.refused_later(max_error_over_bound=3.0)
-        self.assertRegex(run_main(path)[1], r"on 2 of 2 shapes; at worst 1\.[01]\d times")
+        self.assertRegex(run_main(path)[1], r"on 2 of 2 shapes \(ours of aaaaaaa\); at worst 1\.[01]\d times")
         self.assertIn("a reason", run_here("table", path)[1])
 
     def test_a_workloads_peer_stands_beside_the_newest_run_of_its_own_gpu(self):

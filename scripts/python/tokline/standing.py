@@ -72,10 +72,12 @@ def withheld(evidence):
 
 def sentence(found):
     behind = slower(found)
+    commits = sorted({commit_label(pair.ours.run.fingerprint) for pair in found})
+    shapes = f"{terminal.count(len(found), 'shape')} (ours of {', '.join(commits)})"
     if not behind:
-        return f"No peer is faster by more than {LEAST_CHANGE_WORDS} on any of {terminal.count(len(found), 'shape')}."
+        return f"No peer is faster by more than {LEAST_CHANGE_WORDS} on any of {shapes}."
     worst = behind[0]
-    return (f"A peer is faster by more than {LEAST_CHANGE_WORDS} on {len(behind)} of {terminal.count(len(found), 'shape')}; "
+    return (f"A peer is faster by more than {LEAST_CHANGE_WORDS} on {len(behind)} of {shapes}; "
             f"at worst {worst.ratio:.2f} times, {worst.peer.peer} on {worst.ours.kernel} {worst.ours.name}.")
 
 
