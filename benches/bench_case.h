@@ -90,6 +90,7 @@ struct CaseSpec {
   nlohmann::ordered_json shape;         // name and dimensions
   std::string variant;                  // tells cases of one shape apart in benchmark names, or ""
   std::string implementation = "cuda";  // of the rows on a device
+  bool chosen = true;                   // whether the kernel takes this variant by itself
   DType dtype = DType::kBf16;
   std::function<std::unique_ptr<BenchCase>(const CaseContext&)> make;
 };

@@ -106,7 +106,7 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
                                   .in_features = linear.in,
                                   .out_features = linear.out,
                                   .norm_weight = linear.norm ? &kSomeNorm : nullptr};
-    for (const LinearVariant variant : LinearVariantsOf(projection, context)) {
+    for (const auto [variant, chosen] : LinearVariantsOf(projection, context)) {
       linear.tokens = tokens;
       linear.variant = variant;
       CaseSpec& spec = cases.emplace_back();
@@ -116,6 +116,7 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
           {"residual", linear.residual}, {"out_f32", linear.out_f32}};
       spec.variant = "tokens:" + std::to_string(tokens);
       spec.implementation = Name(variant);
+      spec.chosen = chosen;
       spec.make = [linear](const CaseContext& ctx) -> std::unique_ptr<BenchCase> {
         return std::make_unique<LinearCase>(linear, ctx);
       };

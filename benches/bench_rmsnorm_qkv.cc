@@ -134,7 +134,7 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
                                     .in_features = qkv.hidden,
                                     .out_features = int64_t{hq + 2 * hk} * layout.head_dim,
                                     .norm_weight = &kSomeNorm};
-      for (const LinearVariant variant : LinearVariantsOf(projection, context)) {
+      for (const auto [variant, chosen] : LinearVariantsOf(projection, context)) {
         qkv.append = append != 0;
         qkv.variant = variant;
         CaseSpec& spec = cases.emplace_back();
@@ -144,6 +144,7 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
                       {"append", qkv.append}};
         spec.variant = StrCat("tokens:", tokens, qkv.append ? "/append" : "");
         spec.implementation = Name(variant);
+        spec.chosen = chosen;
         spec.make = [=](const CaseContext& ctx) -> std::unique_ptr<BenchCase> {
           AppendBatch batch = ManySequences(layout, tokens);
           QkvShape made = qkv;

@@ -8,17 +8,23 @@
 
 namespace tokline::bench {
 
+struct LinearVariantRow {
+  LinearVariant variant = LinearVariant::kMatmul;
+  bool chosen = true;  // by kAuto
+};
+
 // Returns the variants that the device can run on this projection. Without a device, only the
 // reference runs; it has no variants and stands for kMatmul.
-inline std::vector<LinearVariant> LinearVariantsOf(LinearParams params,
-                                                   const CaseContext& context) {
-  if (!context.device) return {LinearVariant::kMatmul};
-  std::vector<LinearVariant> variants;
+inline std::vector<LinearVariantRow> LinearVariantsOf(LinearParams params,
+                                                      const CaseContext& context) {
+  if (!context.device) return {{}};
+  const LinearVariant chosen = ChooseLinearVariant(params, *context.device);
+  std::vector<LinearVariantRow> variants;
   for (const LinearVariant variant :
        {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kWgmma,
         LinearVariant::kTile, LinearVariant::kHead, LinearVariant::kMatmul}) {
     params.variant = variant;
-    if (LinearRuns(params, *context.device)) variants.push_back(variant);
+    if (LinearRuns(params, *context.device)) variants.push_back({variant, variant == chosen});
   }
   return variants;
 }

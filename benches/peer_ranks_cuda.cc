@@ -152,30 +152,34 @@ std::string DisturbanceOf(const std::vector<GpuState>& before,
 KernelMeasurement MeasurementOf(const PeerShape& shape, Way way, int32_t ranks,
                                 std::vector<double> us, std::string disturbed,
                                 const RunHeader& header) {
-  AllReduceNormParams params{.dtype = kPeerDType,
-                             .num_tokens = shape.tokens,
-                             .hidden_size = shape.hidden,
-                             .residual = &params,
-                             .weight = &params,
-                             .peers = {.world_size = ranks}};
+  AllReduceNormParams params{
+      .dtype = kPeerDType,
+      .num_tokens = shape.tokens,
+      .hidden_size = shape.hidden,
+      .residual = &params,
+      .weight = &params,
+      .peers = {.world_size = ranks,
+                .slab_bytes = AllReduceNormSlabBytes(ranks, shape.tokens, shape.hidden)}};
   const bool dependent = IsOurs(way) && way != Way::kOneShotPlain;
-  return {.origin = {.run_id = header.run_id,
-                     .implementation = ImplementationOf(way),
-                     .dtype = std::string(Name(kPeerDType)),
-                     .device = DeviceName(Device::kCuda, header.fingerprint)},
-          .kernel = "all_reduce_norm",
-          .shape = {{"name", StrCat(ranks, "_gpus")},
-                    {"ranks", ranks},
-                    {"tokens", shape.tokens},
-                    {"hidden", shape.hidden}},
-          .cache = "warm",
-          .chain = dependent ? "dependent" : "plain",
-          .cost = CostOf(params),
-          .samples = {.us = std::move(us),
-                      .launches_per_sample = shape.Launches(),
-                      .buffer_sets = kPeerSets},
-          .verified = {.before = true, .after = true},
-          .trouble = {.disturbed = std::move(disturbed)}};
+  return {
+      .origin = {.run_id = header.run_id,
+                 .implementation = ImplementationOf(way),
+                 .dtype = std::string(Name(kPeerDType)),
+                 .device = DeviceName(Device::kCuda, header.fingerprint)},
+      .kernel = "all_reduce_norm",
+      .shape = {{"name", StrCat(ranks, "_gpus")},
+                {"ranks", ranks},
+                {"tokens", shape.tokens},
+                {"hidden", shape.hidden}},
+      .cache = "warm",
+      .chain = dependent ? "dependent" : "plain",
+      .chosen = !IsOurs(way) || Name(ChooseAllReduceNormVariant(params)) == ImplementationOf(way),
+      .cost = CostOf(params),
+      .samples = {.us = std::move(us),
+                  .launches_per_sample = shape.Launches(),
+                  .buffer_sets = kPeerSets},
+      .verified = {.before = true, .after = true},
+      .trouble = {.disturbed = std::move(disturbed)}};
 }
 
 // Prints and records a row for each way. `best` is the smallest median of all ways so far, or 0.

@@ -37,7 +37,8 @@ std::string Formatted(const char* format, Values... values) {
 }
 
 std::string Variant(const Result& r) {
-  return r.m.origin.implementation + (r.m.chain == "dependent" ? ", dependent" : "");
+  return r.m.origin.implementation + (r.m.chain == "dependent" ? ", dependent" : "") +
+         (r.m.chosen ? "" : ", not chosen");
 }
 
 struct Column {
@@ -200,6 +201,7 @@ Json ValuesOf(const Result& r) {
   values.update(
       {{"implementation", r.m.origin.implementation},
        {"chain", r.m.chain},
+       {"chosen", r.m.chosen},
        {"cache", r.m.cache},
        {"median_us", number(r.figures.us.median)},
        {"ci95_percent", number(r.ci95_percent)},

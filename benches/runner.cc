@@ -122,7 +122,8 @@ class Session {
                         .kernel = program_.kernel,
                         .shape = row.spec->shape,
                         .cache = context_.device ? "warm" : "cpu",
-                        .chain = row.chain};
+                        .chain = row.chain,
+                        .chosen = row.spec->chosen};
     try {
       Start();
       ShowStatus(StrCat("row ", results_.size() + 1, ": ", row.name));

@@ -249,6 +249,7 @@ Json KernelRow(const KernelMeasurement& m) {
   row.update(Json{{"shape", m.shape},
                   {"cache", m.cache},
                   {"chain", m.chain},
+                  {"chosen", m.chosen},
                   {"verified",
                    {{"before", m.verified.before},
                     {"after", m.verified.after},

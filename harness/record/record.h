@@ -89,6 +89,7 @@ struct KernelMeasurement {
   Json shape{};         // "name" and dimensions
   std::string cache{};  // "cold", "warm" or "cpu"
   std::string chain{};  // "plain" or "dependent" launches, "none" on the CPU
+  bool chosen = true;   // whether the kernel takes this variant by itself
   Cost cost{};
   std::optional<int64_t> memory_bytes{};  // inputs, outputs, tables and workspace of one launch
   KernelSamples samples{};

@@ -75,6 +75,9 @@ AllReduceNormParams RowsOf(const AllReduceNormParams& params, int64_t begin, int
 int64_t AllReduceNormBufferBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden);
 // The same for slabs, with which a launch takes at most 65,504 tokens. A multiple of 256.
 int64_t AllReduceNormSlabBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden);
+// The variant that runs: the one asked for, or what kAuto selects for the number of ranks, the
+// tokens and the slabs of `peers`. All ranks decide alike.
+AllReduceNormVariant ChooseAllReduceNormVariant(const AllReduceNormParams& params);
 // How many of the rows one launch can take with these buffers and this variant; at least 1. The
 // caller divides more rows among several launches with RowsOf. They need kAuto, because the last
 // one may have too few rows for another variant.

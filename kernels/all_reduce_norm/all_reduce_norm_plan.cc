@@ -63,6 +63,8 @@ bool PrefersSlabs(const AllReduceNormParams& params, int64_t num_tokens) {
          HiddenBytes(params) % kSlabVectorBytes == 0;
 }
 
+}  // namespace
+
 // With two ranks one_shot sends no more than two_shot, and is faster below a MiB; above it two_shot
 // takes 1 to 7 % less, as each rank norms half of the rows while the other half is on its way. With
 // more ranks two_shot pays once its second hop costs less than the bytes that it saves. The sizes
@@ -70,7 +72,7 @@ bool PrefersSlabs(const AllReduceNormParams& params, int64_t num_tokens) {
 // of ours are launch numbers, so two_shot should pay from smaller sizes on: at 380 GB/s and 1.4 us
 // per hop, from about 170 KB with 4 ranks and from 50 KB with 8. That is an estimate; more than two
 // ranks have not been measured.
-AllReduceNormVariant VariantOf(const AllReduceNormParams& params) {
+AllReduceNormVariant ChooseAllReduceNormVariant(const AllReduceNormParams& params) {
   if (params.variant != AllReduceNormVariant::kAuto) return params.variant;
   const int32_t ranks = params.peers.world_size;
   if (PrefersSlabs(params, params.num_tokens) &&
@@ -82,6 +84,8 @@ AllReduceNormVariant VariantOf(const AllReduceNormParams& params) {
   const bool one_shot = ranks <= 2 || bytes <= limit || params.num_tokens < ranks;
   return one_shot ? AllReduceNormVariant::kOneShot : AllReduceNormVariant::kTwoShot;
 }
+
+namespace {
 
 int64_t PacketBytes(const PeerBuffers& peers) { return peers.bytes - peers.slab_bytes; }
 
@@ -180,7 +184,8 @@ int64_t RowsInOneLaunch(const AllReduceNormParams& params) {
     AllReduceNormParams part = params;
     part.num_tokens = rows;
     part.peers.slab_bytes = 0;  // with kAuto: one_shot or two_shot
-    return AllReduceInboxPackets(VariantOf(part), ranks, rows, params.hidden_size) <=
+    return AllReduceInboxPackets(ChooseAllReduceNormVariant(part), ranks, rows,
+                                 params.hidden_size) <=
            AllReduceInboxCapacity(PacketBytes(params.peers));
   };
   if (params.variant == AllReduceNormVariant::kSlabs) return LargestThat(tokens, slabs_fit);
@@ -194,7 +199,7 @@ int64_t RowsInOneLaunch(const AllReduceNormParams& params) {
 bool TakesSentPartials(const AllReduceNormParams& params) {
   return params.peers.world_size > 1 && params.num_tokens > 0 && params.hidden_size % 8 == 0 &&
          RowsInOneLaunch(params) >= params.num_tokens &&
-         VariantOf(params) == AllReduceNormVariant::kOneShot;
+         ChooseAllReduceNormVariant(params) == AllReduceNormVariant::kOneShot;
 }
 
 AllReduceNormPlan PlanAllReduceNorm(const AllReduceNormParams& params, const DeviceFacts& device,
@@ -202,7 +207,7 @@ AllReduceNormPlan PlanAllReduceNorm(const AllReduceNormParams& params, const Dev
   constexpr int64_t kMostThreads = 1024, kWarp = 32;
   Require(ranks_on_device >= 1 && ranks_on_device <= device.sm_count, ranks_on_device,
           " ranks on a device of ", device.sm_count, " multiprocessors");
-  if (VariantOf(params) == AllReduceNormVariant::kSlabs) {
+  if (ChooseAllReduceNormVariant(params) == AllReduceNormVariant::kSlabs) {
     const AllReduceSlabs slabs = SlabsOf(params.peers.world_size, params.num_tokens);
     const int64_t room = device.sm_count * (kMostThreads / kWarp) / slabs.rows / ranks_on_device;
     return {.variant = AllReduceNormVariant::kSlabs,
@@ -212,7 +217,7 @@ AllReduceNormPlan PlanAllReduceNorm(const AllReduceNormParams& params, const Dev
             .slabs = slabs};
   }
   const int64_t threads = RoundUp(AllReducePacketsPerRow(params.hidden_size), kWarp);
-  return {.variant = VariantOf(params),
+  return {.variant = ChooseAllReduceNormVariant(params),
           .vectors = TakesVectors(params, kVectorBytes),
           .blocks = static_cast<int32_t>(
               std::min<int64_t>(params.num_tokens, device.sm_count / ranks_on_device)),
@@ -275,7 +280,7 @@ void ValidateBuffers(const AllReduceNormParams& params) {
           "slab_bytes is ", peers.slab_bytes, " of ", peers.bytes,
           " bytes; both must be multiples of 256, with ", kAllReduceHeaderBytes,
           " bytes or more before the slabs");
-  const AllReduceNormVariant variant = VariantOf(params);
+  const AllReduceNormVariant variant = ChooseAllReduceNormVariant(params);
   Require(!params.sent || TakesSentPartials(params), "sent partials of ", params.num_tokens, " x ",
           params.hidden_size, " with ", Name(variant), " and ", peers.world_size,
           " ranks; they need 2 ranks or more, one_shot in one launch, and a hidden_size that is a "

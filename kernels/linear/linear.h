@@ -142,7 +142,7 @@ struct LinearParams {
 LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts& device);
 // Whether the device can run these tokens, features and norm with the variant asked for.
 bool LinearRuns(const LinearParams& params, const DeviceFacts& device);
-// Whether `append` can be part of the projection's kernel: kWgmma with at most 64 tokens.
+// Whether `append` can be part of the projection's kernel: kWgmma with at most 32 tokens.
 bool LinearAppends(const LinearParams& params, const DeviceFacts& device);
 // Whether the projection's kernel can send its outputs to the peers: kWgmma and kTile, with
 // outputs in dtype and out_features a multiple of 8, neither gated nor with append or residual.

@@ -80,6 +80,22 @@ class SweepTest(CommandTest):
         self.assertRegex(out, r"faster by more than 2 % on 2 of 2 shapes \(ours of aaaaaaa\); at worst 2\.0\d times, quick 1 on linear sweep")
         self.assertRegex(out, r"geometric mean, our kernels take 2\.0\d times as long as the best peer")
 
+    def test_what_a_kernel_would_not_take_shows_how_good_its_choice_is(self):
+        cases = [drawn_case("linear", i, us, implementation=variant, chosen=variant == "wgmma")
+                 for i, times in enumerate(({"wgmma": 60.0, "tile": 40.0}, {"wgmma": 40.0, "tile": 60.0}))
+                 for variant, us in times.items()]
+        peers = self.machine.run("peers", [drawn_case("linear", i, 50.0, implementation="quick", library=("quick", "1"))
+                                           for i in range(2)])
+        lines = self.machine.run("bench_linear", cases)
+        _, out, _ = self.sweep(lines + peers)
+        self.assertRegex(out, r"linear +2 +1\.2\d+ +1 +1\.5\d +wgmma +[\d.]+ µs +tile +[\d.]+ µs +sweep:1:0")
+        self.assertRegex(out, r"faster by more than 2 % on 1 of 2 shapes \(ours of aaaaaaa\); at worst 1\.2\d times")
+        for line in lines[1:]:
+            line.pop("chosen", None)  # of older records the fastest counts
+        _, out, _ = self.sweep(lines + peers)
+        self.assertNotIn("takes by itself", out)
+        self.assertIn("No peer is faster by more than 2 % on any of 2 shapes", out)
+
     def test_the_reference_has_no_floor(self):
         lines = self.drawn("norm", [2.0])
         lines[0]["peaks"] = lines[0]["fingerprint"]["gpu"] = None

@@ -41,6 +41,7 @@ class KernelCase:
     cache: str = "cold"
     dtype: str = "bf16"
     library: tuple | None = None  # (name, version) of a peer
+    chosen: bool | None = None    # None: the row does not say
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ class Machine:
                "floor_us": floor_us,
                "percent_of_measured_peak": 100 * floor_us / median,
                "percent_of_datasheet_peak": 100 * datasheet_us / median}
-        return row
+        return row if case.chosen is None else row | {"chosen": case.chosen}
 
     def _decoder_row(self, header, case, effects, repeats, method):
         active = [effect for effect in effects if effect.holds(self)]

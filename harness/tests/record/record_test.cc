@@ -48,6 +48,7 @@ void ExpectRefused(const Json& row, const std::string& reason) {
 TEST(KernelRowTest, FiguresFollowFromSamplesAndCost) {
   const Json row = KernelRow(ColdRow());
   ASSERT_EQ(row["status"], "ok");
+  EXPECT_EQ(row["chosen"], true);
   EXPECT_DOUBLE_EQ(row["median_us"], 250);
   EXPECT_DOUBLE_EQ(row["mad_us"], 0);
   EXPECT_DOUBLE_EQ(row["gbps"], 4004);
@@ -221,6 +222,7 @@ TEST(ValidateRecordTest, NamesTheFieldThatIsWrong) {
   expect_error("/percent_of_measured_peak", 50.0, "percent_of_measured_peak");
   expect_error("/shape", Json::array(), "row.shape is []; it must be an object");
   expect_error("/launches_per_sample", 0, "launches_per_sample");
+  expect_error("/chosen", "yes", "chosen");
   expect_error("/status", "fine", "ok, refused");
 }
 

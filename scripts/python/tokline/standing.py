@@ -20,7 +20,8 @@ examples:
   scripts/records standing results/h200
   scripts/records standing results/h200 --into README.md    between its lines <!-- standing --> and <!-- /standing -->
 
-Of rows of the same work the fastest of ours is held against the fastest peer. Peers that were measured on another
+Of rows of the same work the fastest of ours is held against the fastest peer; rows of variants that a kernel would
+not take by itself do not count. Peers that were measured on another
 GPU, or of which one rested between its samples and ours did not, are told apart. Only the larger of these groups has
 a table; `scripts/records table` prints every row. A limit that a row of ours is faster than is marked as wrong.
 
@@ -43,7 +44,7 @@ def pairs(evidence, alike):
     """Of each work that has a peer, measured alike or not, ours and that peer; worst first."""
     best = {}
     for entry in evidence.ours():
-        if entry.ok and evidence.peer(entry, alike):
+        if entry.stands and evidence.peer(entry, alike):
             known = best.get(entry.work)
             if known is None or entry.median_us < known.median_us:
                 best[entry.work] = entry
@@ -61,7 +62,7 @@ def withheld(evidence):
     if not found:
         return ""
     def ours(work):
-        times = [entry.median_us for entry in evidence.ours() if entry.ok and entry.work == work]
+        times = [entry.median_us for entry in evidence.ours() if entry.stands and entry.work == work]
         return microseconds(min(times)) if times else "not measured"
 
     where = "; ".join(f"{entry.kernel} {entry.name}: {entry.peer} ({entry.row['reason']}), ours {ours(entry.work)}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tokline import command, records, standing, sweep, terminal
 from tokline.report.evidence import Entry, Evidence
 from tokline.report.wording import microseconds
+from tokline.statistics import geometric_mean
 from tokline.stop import Stop
 
 WORST = 10
@@ -18,7 +19,8 @@ examples:
   scripts/records sweep build/sweep --launch-us 1.5   a floor with another launch than the measured one
 
 The floor of a shape is a launch and the time that its bytes or operations take at the measured rate; the launch is
-an empty kernel in a graph, measured in the same run. Of rows of the same shape the fastest of ours counts.
+an empty kernel in a graph, measured in the same run. Of rows of the same shape the fastest of ours counts. Rows of
+variants that the kernel would not take by itself only show how good its choice is.
 
 exit codes: 0 printed, 1 no row of a sweep or a file that cannot be used, 2 misuse, 130 interrupted
 """
@@ -48,7 +50,7 @@ def points(evidence, launch_us=None):
     best = {}
     for entry in evidence.ours():
         launch = launch_us if launch_us is not None else (entry.run.header["peaks"] or {}).get("graph_node_us")
-        if not entry.ok or not entry.row.get("limit") or not launch:
+        if not entry.stands or not entry.row.get("limit") or not launch:
             continue
         known = best.get(entry.work)
         if known is None or entry.median_us < known.entry.median_us:
@@ -57,6 +59,46 @@ def points(evidence, launch_us=None):
     for point in sorted(best.values(), key=lambda point: -point.ratio):
         found.setdefault(point.entry.kernel, []).append(point)
     return {kernel: found[kernel] for kernel in evidence.kernels if kernel in found}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The variant that a kernel takes by itself for a shape, and the fastest one launched in the same way."""
+    taken: Entry
+    fastest: Entry
+
+    @property
+    def ratio(self):
+        return self.taken.median_us / self.fastest.median_us
+
+
+def choices(evidence):
+    """{kernel: [Choice]} where there were several variants to choose from, worst first."""
+    variants = {}
+    for entry in evidence.ours():
+        if entry.ok and "chosen" in entry.row:
+            variants.setdefault((entry.work, entry.row["chain"]), []).append(entry)
+    found = {}
+    for rows in variants.values():
+        taken = [entry for entry in rows if entry.stands]
+        if taken and len(rows) > 1:
+            found.setdefault(taken[0].kernel, []).append(
+                Choice(taken[0], min(rows, key=lambda entry: entry.median_us)))
+    return {kernel: sorted(found[kernel], key=lambda choice: -choice.ratio) for kernel in evidence.kernels
+            if kernel in found}
+
+
+CHOICE_HEADER = ["kernel", "shapes", "mean", "over 2 %", "worst", "taken", "time", "fastest", "its time", "shape"]
+
+
+def choice_lines(found):
+    """The cells of a line per kernel: how much longer than the fastest variant the one takes that is chosen."""
+    for kernel, of_kernel in found.items():
+        worst = of_kernel[0]
+        yield [kernel, str(len(of_kernel)), f"{geometric_mean([choice.ratio for choice in of_kernel]):.3f}",
+               str(sum(choice.ratio > standing.MARGIN for choice in of_kernel)), f"{worst.ratio:.2f}",
+               worst.taken.row["implementation"], microseconds(worst.taken.median_us),
+               worst.fastest.row["implementation"], microseconds(worst.fastest.median_us), worst.taken.name]
 
 
 def quantile(ordered, share):
@@ -108,6 +150,11 @@ def summary(evidence, launch_us=None):
     yield ""
     yield f"the worst {len(worst(found))}"
     yield from ("  " + line for line in terminal.text_table(WORST_HEADER, list(worst_lines(found)), right={2, 3, 4}))
+    if chosen := choices(evidence):
+        yield ""
+        yield "the variant that a kernel takes by itself / the fastest one"
+        yield from ("  " + line for line in terminal.text_table(CHOICE_HEADER, list(choice_lines(chosen)),
+                                                                right={1, 2, 3, 4, 6, 8}))
     for heading, words in standing.drawn(evidence):
         yield ""
         yield f"{heading}: {words}"

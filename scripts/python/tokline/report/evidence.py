@@ -64,6 +64,11 @@ class Entry:
         return self.row.get("floor_us") or 0.0
 
     @property
+    def stands(self):
+        """Whether this is a figure that a caller gets: not that of a variant that the kernel would not take."""
+        return self.ok and self.row.get("chosen", True)
+
+    @property
     def cold(self):
         return self.row["cache"] == "cold"
 
@@ -217,9 +222,9 @@ class Evidence:
 
     @cached_property
     def representatives(self):
-        """One row a shape of each kernel: cold, the fastest variant, launched one after another; launches that
-        overlap only where a kernel has no others."""
-        rows = [entry for entry in self.ours() if entry.ok and entry.cold and entry.percent is not None]
+        """One row a shape of each kernel: cold, launched one after another; launches that overlap only where a kernel
+        has no others."""
+        rows = [entry for entry in self.ours() if entry.stands and entry.cold and entry.percent is not None]
         plain = {entry.kernel for entry in rows if entry.row["chain"] != "dependent"}
         chosen = {}
         for entry in rows:

@@ -483,7 +483,7 @@ class Shape:
     def __init__(self, evidence, entries):
         ours = [entry for entry in entries if not entry.peer]
         self.first, self.refused = entries[0], [entry for entry in ours if not entry.ok]
-        self.best = min((entry for entry in ours if entry.ok), key=lambda entry: entry.median_us, default=None)
+        self.best = min((entry for entry in ours if entry.stands), key=lambda entry: entry.median_us, default=None)
         held = self.best or self.first
         self.peer = evidence.peer(held, True) or evidence.peer(held, False)
         self.ratio = self.best.median_us / self.peer.median_us if self.best and self.peer else None
