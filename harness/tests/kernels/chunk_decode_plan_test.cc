@@ -14,6 +14,7 @@ namespace {
 TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
   std::mt19937_64 rng(7);
   int by_run_lanes = 0;  // plans in which these read anything
+  int with_parts = 0;    // plans in which clusters read parts of sequences
   for (int round = 0; round < 200; ++round) {
     DecodeCaseOptions options;
     options.num_kv_heads = 1 + static_cast<int32_t>(rng() % 8);
@@ -69,8 +70,23 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
         by_run_lanes += plan.LaneTaskIndptr()[first_run_lane] < plan.LaneTaskIndptr().back();
       }
     }
+    if (run_lanes == 0) continue;  // shifts leave several segments
+    const auto cluster_lanes = static_cast<int32_t>(2 + rng() % 15);
+    const auto clusters = static_cast<int32_t>(1 + num_seqs + rng() % 12);
+    for (const bool takes_parts : {false, true}) {
+      const ChunkDecodeGrid grid{.num_lanes = clusters * cluster_lanes,
+                                 .cluster_lanes = cluster_lanes,
+                                 .takes_parts = takes_parts};
+      SCOPED_TRACE(StrCat("round ", round, ", ", grid));
+      const ChunkDecodePlan plan = PlanChunkDecode(
+          table.View(), layout, options.num_kv_heads * options.group, kDevice, {.grid = grid});
+      CheckPlan(table.View(), layout, options.num_kv_heads * options.group, plan);
+      if (HasFatalFailure() || HasNonfatalFailure()) return;
+      with_parts += plan.num_partials > 0;
+    }
   }
   EXPECT_GE(by_run_lanes, 50);
+  EXPECT_GE(with_parts, 50);
 }
 
 // Each chunk of a run begins a tile of a run lane, with empty chunks among them, and in runs that
@@ -328,10 +344,14 @@ TEST(ChunkDecodePlanTest, PlansOfAnyLengthsFitTheRoomOfTheirNumber) {
         .num_pages = 1, .num_kv_heads = 1 << rng() % 5, .page_size = 256, .head_dim = 128};
     const auto num_seqs = static_cast<int32_t>(1 + rng() % (round % 2 == 0 ? 12 : 150));
     ChunkTable table;
+    int64_t tokens = 0;
     for (int32_t s = 0; s < num_seqs; ++s) {
       const int32_t longest = rng() % 8 == 0 ? 40'000 : 1 + static_cast<int32_t>(rng() % 2000);
-      const int32_t chunk = table.AddChunk({}, static_cast<int32_t>(rng() % longest));
+      const auto length = static_cast<int32_t>(rng() % longest);
+      const std::vector<int32_t> pages(static_cast<size_t>(layout.Pages().PagesFor(length)), 0);
+      const int32_t chunk = table.AddChunk(pages, length);
       table.AddSequence({&chunk, 1});
+      tokens += length;
     }
     ChunkDecodeGrid grid = ChunkDecodeFullGrid(layout, kDevice);
     if (round % 4 > 1) {
@@ -341,8 +361,13 @@ TEST(ChunkDecodePlanTest, PlansOfAnyLengthsFitTheRoomOfTheirNumber) {
                parts.num_lanes > 0 && round % 8 > 3) {
       grid = parts;
     }
-    const ChunkDecodePlan plan = PlanChunkDecode(
-        table.View(), layout, layout.num_kv_heads * (1 + rng() % 16), kDevice, {.grid = grid});
+    const auto num_q_heads = static_cast<int32_t>(layout.num_kv_heads * (1 + rng() % 16));
+    const ChunkDecodePlan plan =
+        PlanChunkDecode(table.View(), layout, num_q_heads, kDevice, {.grid = grid});
+    if (tokens < 10'000) {  // CheckPlan lists them all
+      CheckPlan(table.View(), layout, num_q_heads, plan);
+      ASSERT_FALSE(HasFailure()) << round;
+    }
     ASSERT_LT(plan.size.tasks, num_seqs + grid.num_lanes) << round;
     ASSERT_LT(plan.size.ranges, num_seqs + grid.num_lanes) << round;
     ASSERT_LE(plan.num_partials, num_seqs + grid.num_lanes) << round;

@@ -64,6 +64,11 @@ inline const std::vector<NamedDevice>& Devices() {
       }
     }
     all.push_back({"H200", kH200});
+    // Like an H200, it can run clusters of 16.
+    DeviceFacts b200 = device(148, 10, 0, 126, 228);
+    b200.code_architecture = 100;
+    b200.max_cluster_blocks = 16;
+    all.push_back({"B200 with clusters of 16", b200});
     return all;
   }();
   return devices;
