@@ -252,7 +252,8 @@ ChunkDecodeGrid ChunkDecodePartsGrid(int32_t num_seqs, const PagedKvLayout& layo
 // little shared memory for them.
 ChunkDecodeGrid ChunkDecodeWarpGrid(const PagedKvLayout& layout, const DeviceFacts& device);
 
-// All grids that ChooseChunkDecodeGrid may choose from, the full grid first.
+// All grids that ChooseChunkDecodeGrid may choose from, the full grid first. For no sequences there
+// is no other.
 std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLayout& layout,
                                               const DeviceFacts& device);
 

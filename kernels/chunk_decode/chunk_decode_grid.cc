@@ -76,6 +76,7 @@ std::ostream& operator<<(std::ostream& out, const ChunkDecodeGrid& grid) {
 std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLayout& layout,
                                               const DeviceFacts& device) {
   std::vector<ChunkDecodeGrid> grids = {ChunkDecodeFullGrid(layout, device)};
+  if (num_seqs == 0) return grids;
   for (const int32_t max_lanes : {kChunkDecodeClusterLanes, kChunkDecodeMaxClusterLanes}) {
     const ChunkDecodeGrid clusters = ChunkDecodeClusterGrid(num_seqs, layout, max_lanes, device);
     if (clusters.cluster_lanes > 1 && clusters != grids.back()) grids.push_back(clusters);
