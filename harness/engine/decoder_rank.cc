@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <tuple>
 #include <utility>
 
 #include "harness/engine/process_group.h"
@@ -70,10 +69,14 @@ RankPlace PlaceOf(const ModelSpec& spec, const DecoderOptions& options, RankGrou
 
 void RequireSameKind(const DeviceFacts& first, const DeviceFacts& facts, int32_t rank) {
   const auto kind = [](const DeviceFacts& of) {
-    return std::tuple(of.sm_count, of.compute_major, of.compute_minor, of.l2_bytes);
+    return StrCat(of.sm_count, " SMs of compute capability ", of.compute_major, ".",
+                  of.compute_minor, ", ", of.l2_bytes, " bytes of L2, ", of.shared_bytes_per_sm,
+                  " of shared memory per SM and ", of.shared_bytes_per_block,
+                  " per block, clusters of up to ", of.max_cluster_blocks,
+                  " blocks and code for sm_", of.code_architecture, of.code_is_sm90a ? "a" : "");
   };
-  Require(kind(facts) == kind(first), "the device of rank ", rank,
-          " is of another kind than that of rank 0; a step is planned once for all");
+  Require(facts == first, "the device of rank ", rank, " has ", kind(facts),
+          "; that of rank 0 has ", kind(first), "; a step is planned once for all");
 }
 
 DecoderRank::DecoderRank(const ModelSpec& whole, const ModelWeights& whole_weights,

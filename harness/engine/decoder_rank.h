@@ -30,7 +30,8 @@ namespace tokline {
 RankPlace PlaceOf(const ModelSpec& spec, const DecoderOptions& options, RankGroup* threads,
                   int32_t thread);
 
-// Throws InvalidArgument, which names the rank, unless its device is of the kind of the first one.
+// Throws InvalidArgument, which names the rank and both kinds, unless its device is of the kind of
+// the first one: all facts, which plans depend on.
 void RequireSameKind(const DeviceFacts& first, const DeviceFacts& facts, int32_t rank);
 
 struct DecoderRank {

@@ -24,6 +24,8 @@ struct DeviceFacts {
   // more are a property of the device, and of the part of it that a MIG instance has.
   int32_t max_cluster_blocks = 8;
 
+  bool operator==(const DeviceFacts&) const = default;
+
   // Thread block clusters, whose blocks can load from each other's shared memory.
   constexpr bool HasClusters() const { return compute_major >= 9 && code_architecture >= 90; }
   // Programmatic dependent launch: a kernel waits for its predecessor with griddepcontrol.

@@ -10,6 +10,7 @@
 #include "harness/tests/engine/delayed_backend.h"
 #include "harness/tests/engine/drawn_model.h"
 #include "harness/tests/engine/golden.h"
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -238,6 +239,45 @@ Decoder Troubled(std::function<void()> trouble, DecoderOptions options = {}) {
 void Decode(Decoder& decoder) {
   decoder.AddSequence(std::vector<int32_t>{1, 2, 3}, {}, 20);
   while (decoder.HasWork()) decoder.Step();
+}
+
+// A backend that says that rank 1 has another device.
+class OtherDeviceBackend : public testing::ForwardingBackend {
+ public:
+  using Change = std::function<void(DeviceFacts&)>;
+  OtherDeviceBackend(const RankPlace& place, const Change& change)
+      : ForwardingBackend(MakeHostBackend(place)), facts_(ForwardingBackend::facts()) {
+    if (place.rank == 1) change(facts_);
+  }
+  const DeviceFacts& facts() const override { return facts_; }
+
+ private:
+  DeviceFacts facts_;
+};
+
+TEST(ShardedDecodeTest, ARankOnAnotherKindOfDeviceIsRefusedWithBothKinds) {
+  const auto message_of = [](const OtherDeviceBackend::Change& change) {
+    return testing::MessageOf([&] {
+      Decoder(TinyModel().spec, TinyModel().weights, {.ranks = 2, .max_context = 64},
+              [&](const RankPlace& place) {
+                return std::make_unique<OtherDeviceBackend>(place, change);
+              });
+    });
+  };
+  for (const OtherDeviceBackend::Change& change : std::vector<OtherDeviceBackend::Change>{
+           [](DeviceFacts& facts) { ++facts.sm_count; },
+           [](DeviceFacts& facts) { ++facts.compute_major; },
+           [](DeviceFacts& facts) { ++facts.compute_minor; },
+           [](DeviceFacts& facts) { ++facts.l2_bytes; },
+           [](DeviceFacts& facts) { ++facts.shared_bytes_per_sm; },
+           [](DeviceFacts& facts) { ++facts.shared_bytes_per_block; },
+           [](DeviceFacts& facts) { ++facts.code_architecture; },
+           [](DeviceFacts& facts) { facts.code_is_sm90a = !facts.code_is_sm90a; }}) {
+    EXPECT_THAT(message_of(change), HasSubstr("the device of rank 1 has "));
+  }
+  EXPECT_THAT(message_of([](DeviceFacts& facts) { facts.max_cluster_blocks = 16; }),
+              ::testing::AllOf(HasSubstr("rank 1 has "), HasSubstr("clusters of up to 16 blocks"),
+                               HasSubstr("rank 0 has "), HasSubstr("clusters of up to 8 blocks")));
 }
 
 TEST(ShardedDecodeTest, ARankThatThrowsEndsAllWithItsName) {
