@@ -80,6 +80,8 @@ struct PagedPrefillParams {
 
   // CUDA only: the plan on the device, 16 B aligned. It must have been made from the table that is
   // on the device. The kernels read only seq_chunks and the arrays of the chunks from that table.
+  // tile_tokens and the three counts fix grids and copies: a captured launch fits only plans with
+  // the same four.
   int32_t tile_tokens = 0;
   int32_t num_blocks = 0;
   int32_t num_tiles = 0;
