@@ -159,13 +159,16 @@ TEST(ResultTableTest, ProgramsGetTheSameColumnsOfAllRows) {
   const std::vector<Result> results = {Changed([](auto& m) {
                                          m.shape = {{"name", "a, \"b\""}, {"lens", {1, 2}}};
                                        }),
-                                       Changed([](auto& m) { m.trouble.failure = "no memory"; })};
+                                       Changed([](auto& m) {
+                                         m.chosen = false;
+                                         m.trouble.failure = "no memory";
+                                       })};
   const std::string csv = TableOf(results, TableFormat::kCsv, 10, true);
   EXPECT_EQ(
       csv,
-      R"(kernel,device,dtype,name,lens,tokens,implementation,chain,cache,median_us,ci95_percent,limit,percent_of_measured_peak,gbps,tflops,max_error_over_bound,verdict,note
-norm,GPU,bf16,"a, ""b""","[1,2]",,cuda,plain,cold,250.0,0.0,read,88.88888888888889,4000.0,4.0,0.4,ok,
-norm,GPU,bf16,b1,,1,cuda,plain,cold,,,,,,,0.4,refused,no memory
+      R"(kernel,device,dtype,name,lens,tokens,implementation,chain,chosen,cache,median_us,ci95_percent,limit,percent_of_measured_peak,gbps,tflops,max_error_over_bound,verdict,note
+norm,GPU,bf16,"a, ""b""","[1,2]",,cuda,plain,true,cold,250.0,0.0,read,88.88888888888889,4000.0,4.0,0.4,ok,
+norm,GPU,bf16,b1,,1,cuda,plain,false,cold,,,,,,,0.4,refused,no memory
 )");
   const Json json = Json::parse(TableOf(results, TableFormat::kJson, 10, true));
   ASSERT_EQ(json.size(), 2u);

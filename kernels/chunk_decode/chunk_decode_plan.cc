@@ -187,9 +187,6 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
                ? ChooseChunkDecodeGrid(LoadOf(LengthsOf(table)), layout, group, device)
                : ChunkDecodeFullGrid(layout, device);
   }
-  Require(grid.cluster_lanes >= 1 && grid.cluster_lanes <= kChunkDecodeMaxClusterLanes, "grid has ",
-          grid.num_lanes, " lanes in clusters of ", grid.cluster_lanes, "; a cluster has 1 to ",
-          kChunkDecodeMaxClusterLanes, " lanes");
   const bool clustered = grid.cluster_lanes > 1;
   Require(grid.run_lanes == 0 || !clustered, "grid has ", grid,
           "; there are no run lanes with clusters");

@@ -186,19 +186,6 @@ TEST(ChunkDecodePlanTest, ClustersAreRefusedWhereTheCodeHasNone) {
           "for it, here 9.0 and code for 8.0"));
 }
 
-TEST(ChunkDecodePlanTest, ClustersOfMoreLanesThanTheKernelTakesAreRefused) {
-  EXPECT_NO_THROW(
-      PlanOf(std::vector<int32_t>{100}, kDevice, {.num_lanes = 16, .cluster_lanes = 16}));
-  for (const int32_t lanes : {-1, 0, 17}) {
-    EXPECT_THAT(
-        [&] {
-          PlanOf(std::vector<int32_t>{100}, kDevice, {.num_lanes = 17, .cluster_lanes = lanes});
-        },
-        ::testing::ThrowsMessage<InvalidArgument>(
-            StrCat("grid has 17 lanes in clusters of ", lanes, "; a cluster has 1 to 16 lanes")));
-  }
-}
-
 TEST(ChunkDecodePlanTest, NoSequencesGetTheFullGrid) {
   const ChunkDecodeGrid full = ChunkDecodeFullGrid(kEightHeads, kDevice);
   EXPECT_THAT(ChunkDecodeGrids(0, kEightHeads, kDevice), ::testing::ElementsAre(full));
