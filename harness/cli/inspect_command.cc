@@ -16,6 +16,7 @@
 #include "harness/text/chat_template.h"
 #include "harness/text/tokenizer.h"
 #include "kernels/common/error.h"
+
 namespace tokline {
 namespace {
 

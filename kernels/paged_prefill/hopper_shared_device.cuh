@@ -32,7 +32,7 @@ struct HopperPrefillPolicy {
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = kGroupThreads * (1 + kConsumers);
   static constexpr int kConsumerRows = kPagedPrefillTileRows / kConsumers;
-  static constexpr int kKvTokens = 128;
+  static constexpr int kKvTokens = kPagedPrefillKvTokens;
   static constexpr int kFewTokens = 16;  // every page has a multiple of these
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;

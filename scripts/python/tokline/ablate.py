@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from tokline import command, records, rounds, statistics, terminal
-from tokline.samples import interval
 from tokline.kernels import DEFAULT_MODEL, ROOT
+from tokline.samples import interval
 from tokline.schema import RULES
 from tokline.stop import Stop
 

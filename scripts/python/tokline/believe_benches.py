@@ -99,7 +99,7 @@ def too_few(numbers):
 
 def without_blind(rows):
     """The rows of which the gate knows the noise, and what is said of the others: with too few rounds it calls nothing
-    slower or faster below 15 %, so they count neither for equal programs nor for slowed ones."""
+    slower or faster below known_run_percent of its rules, so they count neither for equal programs nor for slowed ones."""
     blind = Counter(row.key.kernel for row in rows if not row.knows_noise)
     words = ", ".join(f"{name} ({number})" for name, number in sorted(blind.items()))
     return ([row for row in rows if row.knows_noise],

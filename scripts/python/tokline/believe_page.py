@@ -28,7 +28,7 @@ MEANINGS = """\
   {least:g} %, three standard errors of the medians and the noise between equal runs. Called the same, undecided or
   disturbed is a miss. The upper end of the share that is missed, over all rows and by kernel, is that of Clopper and
   Pearson, too: with 24 rows of a kernel, all of them caught, it is still 12 %, and of a kernel that was not collected
-  in three rounds nothing is known: with fewer the gate calls nothing slower or faster below 15 %, so such rows count
+  in three rounds nothing is known: with fewer the gate calls nothing slower or faster below {known_run:g} %, so such rows count
   neither here nor for equal programs.
 - **Delayed decoder.** `tokline bench` with `--inject-host-delay` between decode steps, or with `--inject-op-delay`
   after each launch of one op, all ops in turn; sizes of {delays} % of a step. One run of each is held against one run
@@ -149,7 +149,8 @@ def page(checks, context):
                        for path in context["left_out"])
     rules = context["rules"]
     meanings = MEANINGS.format(slowdowns=", ".join(map(str, SLOWDOWNS)), delays=", ".join(map(str, DELAYS)),
-                               least=rules.least_percent, shorter=SHORTER["paged_prefill"])
+                               least=rules.least_percent, known_run=rules.known_run_percent,
+                               shorter=SHORTER["paged_prefill"])
     blocks = [INTRODUCTION, machine_words(context["machine"]) + summary(checks) + noise + left_out,
               table(["check", "must", "measured", "met", "how to repeat it"], lines) + "\n",
               misses(checks), replaced(context["replaced"]), kernels(checks), parts(checks), meanings,

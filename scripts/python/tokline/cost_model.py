@@ -19,9 +19,9 @@ examples:
   scripts/maintain/fit_cost_models results/h200/kernels.jsonl
   scripts/maintain/fit_cost_models results/h200/sweep.jsonl      shapes that nobody chose make better constants
 
-Of each shape the fastest row of ours counts, of the variant that the kernel takes by itself. Writes kernels/KERNEL/cost_model.json, and the lines of
-kernels/KERNEL/README.md between its marks <!-- cost model --> and <!-- /cost model -->, of the kernels with at least six
-shapes in the records. Others keep what they have.
+Of each shape the fastest row of ours counts, of the variant that the kernel takes by itself. Writes
+kernels/KERNEL/cost_model.json, and the lines of kernels/KERNEL/README.md between its marks <!-- cost model --> and
+<!-- /cost model -->, of the kernels with at least six shapes in the records. Others keep what they have.
 
 exit codes: 0 written, 1 no kernel has enough shapes or a file that cannot be used or written, 2 misuse, 130 interrupted
 """

@@ -233,6 +233,11 @@ def may_be_faster(row):
     return row["status"] == "refused" and (row["reason"] or "").startswith(ABOVE_LIMIT)
 
 
+def is_chosen(row):
+    """Whether the kernel takes the variant of a row by itself. Older records and peers do not say; their rows count."""
+    return row.get("chosen", True)
+
+
 def is_unmeasured(row):
     """Whether a peer's row was refused before anything was compared: it says nothing of how fast the peer is, and a row
     that does stands, however old."""

@@ -21,9 +21,9 @@ examples:
   scripts/records standing results/h200 --into README.md    between its lines <!-- standing --> and <!-- /standing -->
 
 Of rows of the same work the fastest of ours is held against the fastest peer; rows of variants that a kernel would
-not take by itself do not count. Peers that were measured on another
-GPU, or of which one rested between its samples and ours did not, are told apart. Only the larger of these groups has
-a table; `scripts/records table` prints every row. A limit that a row of ours is faster than is marked as wrong.
+not take by itself do not count. Peers that were measured on another GPU, or of which one rested between its samples
+and ours did not, are told apart. Only the larger of these groups has a table; `scripts/records table` prints every
+row. A limit that a row of ours is faster than is marked as wrong.
 
 exit codes: 0 written, 1 records that cannot be used or a file that cannot be written, 2 misuse, 130 interrupted
 """

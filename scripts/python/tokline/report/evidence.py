@@ -66,7 +66,7 @@ class Entry:
     @property
     def stands(self):
         """Whether this is a figure that a caller gets: not that of a variant that the kernel would not take."""
-        return self.ok and self.row.get("chosen", True)
+        return self.ok and records.is_chosen(self.row)
 
     @property
     def cold(self):
