@@ -180,6 +180,13 @@ class FloorsTest(CommandTest):
         self.assertEqual(self.lines(0, "--ratchet")["dependent"]["met"], "yes")
         self.assertAlmostEqual(json.loads((self.folder / "floors.json").read_text())[0]["at_most"], 4.12, delta=0.2)
 
+    def test_a_faster_variant_that_the_kernel_would_not_take_does_not_meet_a_floor(self):
+        taken = KernelCase("chunk_decode", SHORT, 30.0, chosen=True)
+        self.record("kernels.jsonl", [taken, replace(taken, us=10.0, implementation="cuda_warps", chosen=False)])
+        line = self.lines(1)["decode, short"]
+        self.assertAlmostEqual(float(line["measured"].split()[0]), 30, delta=1)
+        self.assertEqual(line["met"], "NO")
+
     def test_a_floor_that_is_lower_than_the_ratchet_allows_is_not_met_until_it_is_raised(self):
         self.record("kernels.jsonl", [KernelCase("chunk_decode", SHORT, 10.0), KernelCase("chunk_decode", LONG, 250.0)])
         self.decoder(DecoderCase(batch=1))

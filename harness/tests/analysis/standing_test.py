@@ -1,4 +1,5 @@
 """scripts/records standing: losses are counted and come first, and no row of another GPU is mixed in."""
+import dataclasses
 import datetime
 import functools
 import json
@@ -40,6 +41,12 @@ class StandingTest(FolderTest):
     def test_a_peer_within_two_percent_is_not_called_faster(self):
         _, out, _ = run_main(self.records([1.1, 1.3, 1.2]))
         self.assertIn("No peer is faster by more than 2 % on any of 3 shapes (ours of aaaaaaa).", out)
+
+    def test_a_faster_variant_that_the_kernel_would_not_take_hides_no_loss(self):
+        self.cases += [dataclasses.replace(case, us=case.us / 2, implementation="other", chosen=False)
+                       for case in self.cases]
+        out = run_main(self.records([0.9, 0.9, 0.9]))[1]
+        self.assertRegex(out, r"^\*\*.* faster by more than 2 % on 3 of 3 shapes .* 1\.1\d times")
 
     def test_a_peer_of_another_gpu_stands_apart(self):
         _, out, _ = run_main(self.records([0.5, 0.5, 0.5], gpu={"uuid_hash": "0the0the0the0the"}))
