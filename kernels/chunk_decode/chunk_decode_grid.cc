@@ -17,15 +17,11 @@ namespace {
 // How many clusters of this many lanes the device runs at the same time for each KV head.
 int32_t ClustersAtOnce(int32_t lanes, const PagedKvLayout& layout, const DeviceFacts& device) {
   if (!device.HasClusters() || lanes > device.max_cluster_blocks) return 0;
-  // A cluster lies in one group of SMs. Clusters of two blocks fill all of 132 SMs, those of four
-  // and eight 120, those of sixteen 112. An SM has room for four blocks at head_dim 64; using three
-  // leaves some room for the kernels before and after.
-  const int32_t sms = lanes > 8   ? device.sm_count * 6 / 7
-                      : lanes > 2 ? device.sm_count * 10 / 11
-                                  : device.sm_count / 2 * 2;
+  // An SM has room for four blocks at head_dim 64; using three leaves some room for the kernels
+  // before and after.
   const int64_t blocks_per_sm =
       std::min<int64_t>(3, ChunkDecodeBlocksPerSm(layout.head_dim, device));
-  return static_cast<int32_t>(sms * blocks_per_sm / lanes / layout.num_kv_heads);
+  return device.ClustersAtOnce(lanes, blocks_per_sm) / layout.num_kv_heads;
 }
 
 }  // namespace

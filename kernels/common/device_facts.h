@@ -26,6 +26,16 @@ struct DeviceFacts {
 
   bool operator==(const DeviceFacts&) const = default;
 
+  // How many clusters of this many blocks run at once if an SM takes `blocks_per_sm` of the blocks.
+  // A cluster lies in one group of SMs: on 132 SMs, clusters of two fill all, those of up to eight
+  // 120, and larger ones 112.
+  constexpr int32_t ClustersAtOnce(int32_t blocks, int64_t blocks_per_sm) const {
+    const int32_t sms = blocks > 8   ? sm_count * 6 / 7
+                        : blocks > 2 ? sm_count * 10 / 11
+                                     : sm_count / blocks * blocks;
+    return static_cast<int32_t>(sms * blocks_per_sm / blocks);
+  }
+
   // Thread block clusters, whose blocks can load from each other's shared memory.
   constexpr bool HasClusters() const { return compute_major >= 9 && code_architecture >= 90; }
   // Programmatic dependent launch: a kernel waits for its predecessor with griddepcontrol.

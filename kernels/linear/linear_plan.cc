@@ -47,6 +47,33 @@ int64_t SharedBytes(const LinearParams& params, int32_t splits, int32_t groups) 
   return rows + partials + squares;
 }
 
+// How much longer kWgmma's blocks take than if all SMs had equal shares of them: an SM serves its
+// blocks in turn, and a cluster waits until all of its blocks find room.
+double UnevenShare(int32_t grid, int32_t cluster, const DeviceFacts& device) {
+  int32_t of_sm = DivideUp(grid, device.sm_count);
+  while (grid / cluster > device.ClustersAtOnce(cluster, of_sm)) ++of_sm;
+  return static_cast<double>(of_sm) * device.sm_count / grid;
+}
+
+// Whether kTile ends before kWgmma. The times are microseconds on an H200, fitted to drawn shapes
+// (this kernel's README); elsewhere their ratios matter. Only kWgmma leaves and takes sums of
+// squares, which saves a norm's kernel.
+bool TileEndsFirst(const LinearParams& params, const DeviceFacts& device) {
+  constexpr int32_t kFewTokens = 32;
+  constexpr int64_t kLeastBytes = 16 << 20;
+  constexpr double kBytesPerUs = 4.6e6;
+  const int64_t bytes = WeightRows(params) * params.in_features * SizeOf(params.dtype);
+  if (params.num_tokens > kFewTokens || bytes < kLeastBytes) return false;
+  if (params.x_squares || params.out_squares) return false;
+  const double floor_us = static_cast<double>(bytes) / kBytesPerUs;
+  const WgmmaPlan wgmma = PlanWgmma(params, device);
+  const double share = UnevenShare(wgmma.grid, wgmma.cluster, device);
+  const double wgmma_us = 2 + floor_us * std::max(1.08, 0.85 * share);
+  const double append_us = params.append ? 1.8 : 0;  // by a kernel of its own
+  constexpr double kMargin = 1.03;  // near equal times, kWgmma overlaps more with its predecessor
+  return kMargin * (2.8 + 1.06 * floor_us + append_us) < wgmma_us;
+}
+
 // Whether kHead can do everything that is asked for besides products.
 bool HeadTakes(const LinearParams& params) { return params.out_f32 && params.bias == nullptr; }
 
@@ -266,7 +293,9 @@ LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts&
     if (params.gated_silu && tile_from(kTileGatedTokens)) return LinearVariant::kTile;
     const bool wide = params.in_features <= params.out_features && weight_bytes <= kTileWeightBytes;
     if (wide && tile_from(kTileWideTokens)) return LinearVariant::kTile;
-    if (std::ranges::any_of(kWgmmaRanges, in_range)) return LinearVariant::kWgmma;
+    if (std::ranges::any_of(kWgmmaRanges, in_range)) {
+      return TileEndsFirst(params, device) ? LinearVariant::kTile : LinearVariant::kWgmma;
+    }
     if (tile_from(kTileTokens) && (params.gated_silu || weight_bytes <= kTileWeightBytes)) {
       return LinearVariant::kTile;
     }

@@ -132,6 +132,31 @@ TEST(LinearTest, TileRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
   }
 }
 
+// Shapes of which an H200 took one variant clearly faster (results/h200/sweep.jsonl, seed 1212).
+TEST(LinearTest, FewTokensOfLargeWeightsTakeTheFasterOfTwoVariants) {
+  struct Measured {
+    int64_t tokens, in, out;
+    LinearVariant faster;
+  };
+  LinearParams params;
+  for (const Measured& row : {Measured{5, 4096, 4096, LinearVariant::kTile},  // 10.2, 14.0 us
+                              {3, 11008, 4096, LinearVariant::kTile},         // 23.1, 28.5
+                              {7, 12288, 12288, LinearVariant::kTile},        // 72.3, 86.3
+                              {21, 8192, 2048, LinearVariant::kTile},         // 11.6, 13.5
+                              {6, 7168, 7168, LinearVariant::kWgmma},         // 26.5, 25.8
+                              {2, 2048, 2048, LinearVariant::kWgmma}}) {      // 4.7, 3.2
+    params.num_tokens = row.tokens;
+    params.in_features = row.in;
+    params.out_features = row.out;
+    EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), row.faster) << row.tokens << " " << row.in;
+    params.out_squares = reinterpret_cast<float*>(0x1000);  // which only kWgmma leaves
+    if (row.tokens <= kMaxSquaresTokens) {
+      EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), LinearVariant::kWgmma) << row.in;
+    }
+    params.out_squares = nullptr;
+  }
+}
+
 TEST(LinearTest, HeadRunsWhereOutputsAreFp32AndEverySmHasATile) {
   for (const testing::NamedDevice& device : testing::Devices()) {
     const int64_t rows = int64_t{device.facts.sm_count} * kHeadRows;
