@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <queue>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,7 @@ class KvBorder {
 struct Cut {
   int64_t tiles;  // >= 2
   bool equal;
+  size_t from = 0;  // the first tile of the plan whose context may be cut
 };
 
 // The positions at or after which the parts of a context begin, without its beginning. They are at
@@ -86,8 +88,10 @@ PagedPrefillPlan WithCut(const ChunkTableView& table, const PagedPrefillPlan& wh
       .tile_tokens = whole.tile_tokens, .num_blocks = 0, .tiles = {}, .parts = {}};
   std::vector<TileOfPart> parts;
   std::vector<PagedPrefillTile> uncut;
-  for (const PagedPrefillTile& tile : whole.tiles) {
-    const std::vector<int64_t> begins = CutsOf(tile.kv_end, cut);
+  for (size_t i = 0; i < whole.tiles.size(); ++i) {
+    const PagedPrefillTile& tile = whole.tiles[i];
+    const std::vector<int64_t> begins =
+        i < cut.from ? std::vector<int64_t>{} : CutsOf(tile.kv_end, cut);
     if (begins.empty()) {
       uncut.push_back(tile);
       continue;
@@ -124,15 +128,17 @@ PagedPrefillPlan WithCut(const ChunkTableView& table, const PagedPrefillPlan& wh
   return plan;
 }
 
-// The cuts that may be best: those with one or two tiles or parts for each block, and those whose
-// parts take a block's equal share of the time or somewhat more, so that rests fit beside them.
+// The cuts that may be best: those with one or two tiles or parts for each block; those whose parts
+// take a block's equal share of the time or somewhat more, so that rests fit beside them; and those
+// of the last tiles only, which remain after whole rounds of all blocks, into one or two parts for
+// each block.
 std::vector<Cut> CutsToTry(const PagedPrefillPlan& plan, uint64_t share,
                            const DeviceFacts& device) {
   std::vector<Cut> cuts;
-  int64_t longest = 0;
-  for (const PagedPrefillTile& tile : plan.tiles) {
-    longest = std::max(longest, KvTilesOf(tile.kv_end));
-  }
+  const auto longest_of = [](std::span<const PagedPrefillTile> tiles) {
+    return KvTilesOf(std::ranges::max(tiles, {}, &PagedPrefillTile::kv_end).kv_end);
+  };
+  const int64_t longest = longest_of(plan.tiles);
   const auto count_with = [&](int64_t tiles) {
     int64_t count = 0;
     for (const PagedPrefillTile& tile : plan.tiles) {
@@ -160,6 +166,13 @@ std::vector<Cut> CutsToTry(const PagedPrefillPlan& plan, uint64_t share,
   for (const int64_t tiles : {of_share, of_share + of_share / 16, of_share + of_share / 8}) {
     cuts.push_back({tiles, true});
     cuts.push_back({tiles, false});
+  }
+  const int64_t remaining = (std::ssize(plan.tiles) - 1) % device.sm_count + 1;
+  const auto last = std::span(plan.tiles).last(static_cast<size_t>(remaining));
+  for (const int64_t each : {1, 2}) {
+    const int64_t parts = each * device.sm_count / remaining;
+    cuts.push_back({std::max<int64_t>(2, DivideUp(longest_of(last), parts)), true,
+                    plan.tiles.size() - last.size()});
   }
   return cuts;
 }

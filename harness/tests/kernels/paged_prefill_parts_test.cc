@@ -209,7 +209,8 @@ TEST(PagedPrefillPartsTest, BatchesThatKeepAllBlocksBusyStayAsTheyAre) {
                  {Equal(1, 16384, 0), {32, 8, 128}},    {Equal(1, 2048, 0), {16, 8, 128}},
                  {Equal(1, 1024, 0), {16, 8, 128}},     {Equal(8, 512, 8192), {32, 8, 128}},
                  {Equal(1, 512, 65'536), {32, 8, 128}}, {Equal(256, 1, 200), {31, 31, 64}},
-                 {Equal(1, 16, 500), {8, 1, 128}}};
+                 {Equal(1, 16, 500), {8, 1, 128}},      {Equal(20, 128, 16'384), {32, 8, 128}},
+                 {Equal(34, 128, 16'384), {32, 8, 128}}};
   for (const auto& [sequences, heads] : batches) {
     const Batch batch(sequences, heads);
     const PagedPrefillPlan whole = batch.Plan(kH200, 0);
@@ -238,7 +239,14 @@ TEST(PagedPrefillPartsTest, LongContextsOfFewTilesEndEarlier) {
                  // A long context among many short ones.
                  {OneLong(400, 40, 0, 60'000), {8, 1, 128}, 47'210, 4500},
                  // 88 tiles for 132 blocks: the rests of two contexts share a block.
-                 {Equal(88, 8, 12'800), {16, 1, 128}, 10'310, 7900}};
+                 {Equal(88, 8, 12'800), {16, 1, 128}, 10'310, 7900},
+                 // More tiles than 132 blocks, and few of them in the last round.
+                 {Equal(9, 64, 16'384), {32, 8, 128}, 26'220, 15'100},
+                 {Equal(17, 32, 16'384), {32, 8, 128}, 26'220, 14'300},
+                 {Equal(13, 128, 16'384), {32, 8, 128}, 52'440, 42'300},
+                 {Equal(3, 200, 32'768), {32, 8, 128}, 51'920, 34'700},
+                 {Equal(1, 1100, 65'536), {32, 8, 128}, 154'930, 111'700},
+                 {Equal(150, 8, 16'384), {8, 1, 128}, 26'220, 15'800}};
   for (const auto& [sequences, heads, before, after] : batches) {
     SCOPED_TRACE(sequences[0].chunks[0]);
     const Batch batch(sequences, heads);
