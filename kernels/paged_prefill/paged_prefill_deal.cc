@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
+#include <optional>
 #include <queue>
 #include <span>
 #include <utility>
@@ -60,29 +62,21 @@ struct Cut {
   int64_t tiles;  // >= 2
   bool equal;
   size_t from = 0;  // the first tile of the plan whose context may be cut
+
+  bool operator==(const Cut&) const = default;
 };
 
-// The positions at or after which the parts of a context begin, without its beginning. They are at
-// least a KV tile apart, and so are the last one and the context's end.
-std::vector<int64_t> CutsOf(int32_t tokens, const Cut& cut) {
-  std::vector<int64_t> begins;
-  if (KvTilesOf(tokens) <= cut.tiles) return begins;
-  if (cut.equal) {
-    const int64_t count = DivideUp(KvTilesOf(tokens), cut.tiles);
-    for (int64_t i = 1; i < count; ++i) begins.push_back(tokens * i / count);
-  } else {
-    const int64_t length = cut.tiles * kPagedPrefillKvTokens;
-    for (int64_t at = length; at + 2 * kPagedPrefillKvTokens <= tokens; at += length) {
-      begins.push_back(at);
-    }
-  }
-  return begins;
+// The number of parts of a tile's context, 1 if it stays whole. They are at least a KV tile long.
+int64_t PartsOf(const PagedPrefillPlan& plan, size_t tile, const Cut& cut) {
+  const int32_t tokens = plan.tiles[tile].kv_end;
+  if (tile < cut.from || KvTilesOf(tokens) <= cut.tiles) return 1;
+  if (cut.equal) return DivideUp(KvTilesOf(tokens), cut.tiles);
+  return 1 + (tokens - 2 * kPagedPrefillKvTokens) / (cut.tiles * kPagedPrefillKvTokens);
 }
 
-// The plan with its contexts cut. Parts come first, the longest of them before the others. Has no
-// tiles if there are more than max_parts parts.
-PagedPrefillPlan WithCut(const ChunkTableView& table, const PagedPrefillPlan& whole, const Cut& cut,
-                         int32_t max_parts) {
+// The plan with its contexts cut. Parts come first, the longest of them before the others.
+PagedPrefillPlan WithCut(const ChunkTableView& table, const PagedPrefillPlan& whole,
+                         const Cut& cut) {
   using TileOfPart = std::pair<PagedPrefillTile, PagedPrefillPart>;
   PagedPrefillPlan plan{
       .tile_tokens = whole.tile_tokens, .num_blocks = 0, .tiles = {}, .parts = {}};
@@ -90,19 +84,17 @@ PagedPrefillPlan WithCut(const ChunkTableView& table, const PagedPrefillPlan& wh
   std::vector<PagedPrefillTile> uncut;
   for (size_t i = 0; i < whole.tiles.size(); ++i) {
     const PagedPrefillTile& tile = whole.tiles[i];
-    const std::vector<int64_t> begins =
-        i < cut.from ? std::vector<int64_t>{} : CutsOf(tile.kv_end, cut);
-    if (begins.empty()) {
+    const auto count = static_cast<int32_t>(PartsOf(whole, i, cut));
+    if (count == 1) {
       uncut.push_back(tile);
       continue;
     }
-    if (std::ssize(parts) + std::ssize(begins) + 1 > max_parts) return plan;
     const auto first = static_cast<int32_t>(parts.size());
-    const auto count = static_cast<int32_t>(begins.size()) + 1;
     KvBorder border(table, tile);
     for (int32_t index = 0; index < count; ++index) {
       if (index > 0) {
-        border.MoveTo(begins[static_cast<size_t>(index) - 1]);
+        border.MoveTo(cut.equal ? int64_t{tile.kv_end} * index / count
+                                : cut.tiles * kPagedPrefillKvTokens * index);
         parts.back().second.end = border.Position();
       }
       parts.emplace_back(border.Tile(), PagedPrefillPart{.begin = border.Position(),
@@ -128,13 +120,31 @@ PagedPrefillPlan WithCut(const ChunkTableView& table, const PagedPrefillPlan& wh
   return plan;
 }
 
-// The cuts that may be best: those with one or two tiles or parts for each block; those whose parts
-// take a block's equal share of the time or somewhat more, so that rests fit beside them; and those
-// of the last tiles only, which remain after whole rounds of all blocks, into one or two parts for
-// each block.
+// The time that blocks which are all busy until the end take, merge included: no plan with this cut
+// takes less. The plan without cuts has `work` for them. Empty if there are no parts or too many.
+std::optional<uint64_t> LeastTime(const PagedPrefillPlan& whole, uint64_t work, const Cut& cut,
+                                  int32_t max_parts, const DeviceFacts& device) {
+  size_t num_parts = 0;
+  for (size_t i = 0; i < whole.tiles.size(); ++i) {
+    const auto count = static_cast<size_t>(PartsOf(whole, i, cut));
+    if (count == 1) continue;
+    num_parts += count;
+    work += (count - 1) * PagedPrefillTileCost(0);
+  }
+  if (num_parts == 0 || num_parts > static_cast<size_t>(max_parts)) return {};
+  return work / static_cast<uint64_t>(device.sm_count) + PagedPrefillMergeCost(num_parts);
+}
+
+// The cuts that may be best, each once: those with one or two tiles or parts for each block; those
+// whose parts take a block's equal share of the time or somewhat more, so that rests fit beside
+// them; and those of the last tiles only, which remain after whole rounds of all blocks, into one
+// or two parts for each block.
 std::vector<Cut> CutsToTry(const PagedPrefillPlan& plan, uint64_t share,
                            const DeviceFacts& device) {
   std::vector<Cut> cuts;
+  const auto add = [&](const Cut& cut) {
+    if (std::ranges::find(cuts, cut) == cuts.end()) cuts.push_back(cut);
+  };
   const auto longest_of = [](std::span<const PagedPrefillTile> tiles) {
     return KvTilesOf(std::ranges::max(tiles, {}, &PagedPrefillTile::kv_end).kv_end);
   };
@@ -158,21 +168,21 @@ std::vector<Cut> CutsToTry(const PagedPrefillPlan& plan, uint64_t share,
         low = middle + 1;
       }
     }
-    cuts.push_back({low, true});
+    add({low, true});
   }
   const uint64_t fixed = PagedPrefillTileCost(0);
   const int64_t of_share =
       std::max<int64_t>(2, DivideUp(static_cast<int64_t>(share - std::min(share, fixed)), 100));
   for (const int64_t tiles : {of_share, of_share + of_share / 16, of_share + of_share / 8}) {
-    cuts.push_back({tiles, true});
-    cuts.push_back({tiles, false});
+    add({tiles, true});
+    add({tiles, false});
   }
   const int64_t remaining = (std::ssize(plan.tiles) - 1) % device.sm_count + 1;
   const auto last = std::span(plan.tiles).last(static_cast<size_t>(remaining));
   for (const int64_t each : {1, 2}) {
     const int64_t parts = each * device.sm_count / remaining;
-    cuts.push_back({std::max<int64_t>(2, DivideUp(longest_of(last), parts)), true,
-                    plan.tiles.size() - last.size()});
+    add({std::max<int64_t>(2, DivideUp(longest_of(last), parts)), true,
+         plan.tiles.size() - last.size()});
   }
   return cuts;
 }
@@ -213,16 +223,18 @@ void CutContexts(const ChunkTableView& table, uint64_t end, int32_t max_parts,
   for (const PagedPrefillTile& tile : plan.tiles) work += PagedPrefillTileCost(tile.kv_end);
   const uint64_t share = work / static_cast<uint64_t>(device.sm_count);
   // Most plans keep all blocks busy, and need no search.
-  uint64_t best = end * 9 / 10;
+  uint64_t best = end * 9 / 10, worth_dealing = best;
   if (share + PagedPrefillMergeCost(2) >= best) return;
   PagedPrefillPlan chosen;
   for (const Cut& cut : CutsToTry(plan, share, device)) {
-    PagedPrefillPlan candidate = WithCut(table, plan, cut, max_parts);
-    if (candidate.parts.empty()) continue;
+    const std::optional<uint64_t> least = LeastTime(plan, work, cut, max_parts, device);
+    if (!least || *least >= worth_dealing) continue;
+    PagedPrefillPlan candidate = WithCut(table, plan, cut);
     const uint64_t time =
         DealTiles(candidate, device) + PagedPrefillMergeCost(candidate.parts.size());
     if (time >= best) continue;
     best = time;
+    worth_dealing = best - best / 64;  // dealing itself takes time
     chosen = std::move(candidate);
   }
   if (!chosen.parts.empty()) plan = std::move(chosen);
