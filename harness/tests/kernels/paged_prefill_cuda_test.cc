@@ -473,23 +473,28 @@ TEST_P(PagedPrefillCudaTest, ManyTilesForEachSmMatchReference) {
   ExpectWithinBound(narrow, RunOnDevice(narrow));
 }
 
+// Both kernels write rows of outputs: the first those of whole contexts, the merge those of parts.
 TEST_P(PagedPrefillCudaTest, RowsOfTheOutputMayLieFurtherApart) {
-  PrefillCase problem({.head_dim = 128, .sequences = Ragged()});
-  const Output close = RunOnDevice(problem);
-  DeviceCase device(problem);
-  const int64_t rows = device.params().total_tokens;
-  device.params().out_stride = problem.q_stride + 24;
-  DeviceBuffer out(rows * device.params().out_stride * 2);
-  out.Fill(0);
-  device.params().out = out.data();
-  Launch(device.params(), {});
-  const HostTensor apart = testing::ToHost(out, problem.spec.dtype);
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t i = 0; i < device.params().out_stride; ++i) {
-      const bool inside = i < problem.q_stride - problem.spec.row_padding;
-      ASSERT_EQ(apart[row * device.params().out_stride + i],
-                inside ? close.out[row * problem.q_stride + i] : 0)
-          << row << " " << i;
+  for (const bool in_parts : {false, true}) {
+    SCOPED_TRACE(in_parts ? "in parts" : "whole");
+    PrefillCase problem({.head_dim = 128, .sequences = in_parts ? FewAndLong(2) : Ragged()});
+    const Output close = RunOnDevice(problem);
+    DeviceCase device(problem);
+    ASSERT_EQ(device.params().num_parts > 0, in_parts);
+    const int64_t rows = device.params().total_tokens;
+    device.params().out_stride = problem.q_stride + 24;
+    DeviceBuffer out(rows * device.params().out_stride * 2);
+    out.Fill(0);
+    device.params().out = out.data();
+    Launch(device.params(), {});
+    const HostTensor apart = testing::ToHost(out, problem.spec.dtype);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t i = 0; i < device.params().out_stride; ++i) {
+        const bool inside = i < problem.q_stride - problem.spec.row_padding;
+        ASSERT_EQ(apart[row * device.params().out_stride + i],
+                  inside ? close.out[row * problem.q_stride + i] : 0)
+            << row << " " << i;
+      }
     }
   }
 }
