@@ -570,30 +570,34 @@ TEST_P(PagedPrefillCudaTest, RepeatedLaunchesGiveTheSameBits) {
 }
 
 TEST_P(PagedPrefillCudaTest, WorksInAGraphAsADependentLaunchAndWithoutLse) {
-  PrefillCase problem({.sequences = Ragged()});
-  const Output plain = RunOnDevice(problem);
-  DeviceCase device(problem);
-  cudaStream_t stream;
-  TOKLINE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  TOKLINE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  Launch(device.params(), {.stream = stream});
-  PagedPrefillParams without_lse = device.params();
-  without_lse.lse_ln = nullptr;
-  Launch(without_lse, {.stream = stream, .dependent = true});
-  TOKLINE_CUDA(cudaStreamEndCapture(stream, &graph));
-  TOKLINE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-  for (int round = 0; round < 3; ++round) {
-    device.ClearOutput();
-    TOKLINE_CUDA(cudaGraphLaunch(executable, stream));
-    TOKLINE_CUDA(cudaStreamSynchronize(stream));
-    EXPECT_EQ(device.Out(), plain.out);
-    EXPECT_EQ(device.Lse(), plain.lse);
+  for (const bool in_parts : {false, true}) {
+    SCOPED_TRACE(in_parts ? "in parts" : "whole");
+    PrefillCase problem({.sequences = in_parts ? FewAndLong(2) : Ragged()});
+    const Output plain = RunOnDevice(problem);
+    DeviceCase device(problem);
+    ASSERT_EQ(device.params().num_parts > 0, in_parts);
+    cudaStream_t stream;
+    TOKLINE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    TOKLINE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    Launch(device.params(), {.stream = stream});
+    PagedPrefillParams without_lse = device.params();
+    without_lse.lse_ln = nullptr;
+    Launch(without_lse, {.stream = stream, .dependent = true});
+    TOKLINE_CUDA(cudaStreamEndCapture(stream, &graph));
+    TOKLINE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    for (int round = 0; round < 3; ++round) {
+      device.ClearOutput();
+      TOKLINE_CUDA(cudaGraphLaunch(executable, stream));
+      TOKLINE_CUDA(cudaStreamSynchronize(stream));
+      EXPECT_EQ(device.Out(), plain.out);
+      EXPECT_EQ(device.Lse(), plain.lse);
+    }
+    TOKLINE_CUDA(cudaGraphExecDestroy(executable));
+    TOKLINE_CUDA(cudaGraphDestroy(graph));
+    TOKLINE_CUDA(cudaStreamDestroy(stream));
   }
-  TOKLINE_CUDA(cudaGraphExecDestroy(executable));
-  TOKLINE_CUDA(cudaGraphDestroy(graph));
-  TOKLINE_CUDA(cudaStreamDestroy(stream));
 }
 
 TEST_P(PagedPrefillCudaTest, PoolBeyondFourGigaElementsGivesTheSameBits) {
