@@ -28,6 +28,12 @@ struct SamplingCase {
 
   int64_t num_rows() const { return static_cast<int64_t>(rules.size()); }
   const float* Row(int64_t row) const { return logits.data() + offset + row * stride; }
+  SamplingCase Alone(int64_t row) const {
+    return {.vocab_size = vocab_size,
+            .stride = 1,  // one row needs no stride
+            .logits = std::vector<float>(Row(row), Row(row) + vocab_size),
+            .rules = {rules[static_cast<size_t>(row)]}};
+  }
 };
 
 SamplingCase RandomCase(int64_t vocab_size, const std::vector<SamplingRule>& rules, float scale,
@@ -91,6 +97,14 @@ void ExpectDrawsMatchReference(const SamplingCase& c) {
     EXPECT_GE(draw, below - kTolerance) << "token " << token;
     EXPECT_LE(draw, below + probabilities[static_cast<size_t>(token)] + kTolerance)
         << "token " << token;
+  }
+}
+
+// Each row's token is the same if the row is alone. More blocks may share the row then.
+void ExpectSameTokensAlone(const SamplingCase& batch) {
+  const std::vector<int32_t> together = RunOnDevice(batch);
+  for (int64_t r = 0; r < batch.num_rows(); ++r) {
+    EXPECT_EQ(RunOnDevice(batch.Alone(r))[0], together[static_cast<size_t>(r)]) << "row " << r;
   }
 }
 
@@ -179,16 +193,8 @@ TEST_F(SamplingCudaTest, DrawsFollowTheProbabilities) {
 
 TEST_F(SamplingCudaTest, TokenDoesNotDependOnItsBatch) {
   const SamplingCase batch = RandomCase(30'001, MixedRules(), 2, 11);
-  const std::vector<int32_t> together = RunOnDevice(batch);
-  EXPECT_EQ(RunOnDevice(batch), together) << "two runs differ";
-  for (int64_t r = 0; r < batch.num_rows(); ++r) {
-    const SamplingCase alone{
-        .vocab_size = batch.vocab_size,
-        .stride = 1,  // one row needs no stride
-        .logits = std::vector<float>(batch.Row(r), batch.Row(r) + batch.vocab_size),
-        .rules = {batch.rules[static_cast<size_t>(r)]}};
-    EXPECT_EQ(RunOnDevice(alone)[0], together[static_cast<size_t>(r)]) << "row " << r;
-  }
+  EXPECT_EQ(RunOnDevice(batch), RunOnDevice(batch)) << "two runs differ";
+  ExpectSameTokensAlone(batch);
 }
 
 TEST_F(SamplingCudaTest, TopKOfOneAndTinyTopPEqualGreedy) {
@@ -218,27 +224,34 @@ TEST_F(SamplingCudaTest, GreedyTakesTheLowestIdAmongEqualsInAnyChunk) {
 }
 
 TEST_F(SamplingCudaTest, SpecialValuesMatchReference) {
-  std::vector<SamplingRule> rules = MixedRules();
-  SamplingCase c = RandomCase(9001, rules, 2, 17);
-  for (int64_t r = 0; r < c.num_rows(); ++r) {
-    for (int64_t i = 0; i < c.vocab_size; ++i) {
-      float& logit = c.logits[static_cast<size_t>(r * c.stride + i)];
-      if (i % 3 == 0) logit = kNan;
-      if (i % 3 == 1) logit = -kInf;
+  const std::vector<SamplingRule> rules = MixedRules();
+  for (const int64_t vocab : {9001, 61'441}) {  // eight blocks share a row of the latter, if alone
+    SamplingCase c = RandomCase(vocab, rules, 2, 17);
+    const auto expect = [&] {
+      ExpectDrawsMatchReference(c);
+      ExpectSameTokensAlone(c);
+    };
+    for (int64_t r = 0; r < c.num_rows(); ++r) {
+      for (int64_t i = 0; i < c.vocab_size; ++i) {
+        float& logit = c.logits[static_cast<size_t>(r * c.stride + i)];
+        if (i % 3 == 0) logit = kNan;
+        if (i % 3 == 1) logit = -kInf;
+      }
     }
+    expect();
+    for (float& logit : c.logits) logit = std::signbit(logit) ? -kInf : kNan;
+    EXPECT_EQ(RunOnDevice(c), std::vector<int32_t>(rules.size(), 0));
+    ExpectSameTokensAlone(c);
+    // All logits are equal, so everything ties and no rule drops anything.
+    for (float& logit : c.logits) logit = 1.25f;
+    expect();
+    // Infinities count as the largest float and share the mass.
+    for (int64_t r = 0; r < c.num_rows(); ++r) {
+      c.logits[static_cast<size_t>(r * c.stride + 5000)] = kInf;
+      c.logits[static_cast<size_t>(r * c.stride + 6000)] = kInf;
+    }
+    expect();
   }
-  ExpectDrawsMatchReference(c);
-  for (float& logit : c.logits) logit = std::signbit(logit) ? -kInf : kNan;
-  EXPECT_EQ(RunOnDevice(c), std::vector<int32_t>(rules.size(), 0));
-  // All logits are equal, so everything ties and no rule drops anything.
-  for (float& logit : c.logits) logit = 1.25f;
-  ExpectDrawsMatchReference(c);
-  // Infinities count as the largest float and share the mass.
-  for (int64_t r = 0; r < c.num_rows(); ++r) {
-    c.logits[static_cast<size_t>(r * c.stride + 5000)] = kInf;
-    c.logits[static_cast<size_t>(r * c.stride + 6000)] = kInf;
-  }
-  ExpectDrawsMatchReference(c);
 }
 
 TEST_F(SamplingCudaTest, TiesWithTheKthAreKept) {
@@ -304,6 +317,29 @@ TEST_F(SamplingCudaTest, TiesAtTheLimitsOfTheCandidatesMatchReference) {
   }
 }
 
+// Eight blocks share a row that is alone, if it has 16 chunks. Ties at the limits of the
+// candidates, in the chunks of one block or of all.
+TEST_F(SamplingCudaTest, TiesOfARowAloneMatchReference) {
+  constexpr int64_t kVocab = 61'441;
+  uint64_t draw = 0;
+  for (const SamplingRule& rule : {SamplingRule{.temperature = 1, .top_k = 10},
+                                   {.temperature = 1, .top_k = 10, .top_p = 0.5f},
+                                   {.temperature = 1, .top_p = 0.5f},
+                                   {.temperature = 1, .top_p = 0.9f}}) {
+    for (const int64_t ties : {512, 513, 1000}) {
+      for (const int64_t step : {int64_t{1}, int64_t{61}}) {
+        for (const float value : {2.0f, kInf}) {
+          SCOPED_TRACE(StrCat(ties, " ties, ", step, " apart, of ", value));
+          SamplingCase c =
+              StepsCase(kVocab, {rule}, 7, 7 + ties * step, step, value, value == kInf ? 0 : -3);
+          c.rules[0].offset = ++draw;
+          ExpectDrawsMatchReference(c);
+        }
+      }
+    }
+  }
+}
+
 // Rules that usually select over the whole row, whose blocks share it.
 std::vector<SamplingRule> WholeRowRules() {
   std::vector<SamplingRule> rules;
@@ -353,7 +389,9 @@ TEST_F(SamplingCudaTest, WholeRowsOfTiesAndSpecialValuesMatchReference) {
   const SamplingCase flat = RandomCase(kVocab, WholeRowRules(), 0.5f, 37);
   const auto expect = [&](const char* what, const auto& f) {
     SCOPED_TRACE(what);
-    ExpectDrawsMatchReference(Changed(flat, f));
+    const SamplingCase c = Changed(flat, f);
+    ExpectDrawsMatchReference(c);
+    ExpectSameTokensAlone(c);  // eight blocks share such a row, four each of eight
   };
   expect("all equal", [](int64_t, int64_t, float) { return -1.25f; });
   expect("all zero", [](int64_t, int64_t i, float) { return i % 2 == 0 ? 0.0f : -0.0f; });
@@ -388,6 +426,22 @@ TEST_F(SamplingCudaTest, TokenDoesNotDependOnHowManyBlocksShareItsRow) {
     EXPECT_EQ(RunOnDevice(c),
               std::vector<int32_t>(expected.begin(), expected.begin() + static_cast<int64_t>(rows)))
         << rows << " rows";
+  }
+}
+
+// Two blocks share a row of four to seven chunks.
+TEST_F(SamplingCudaTest, RowsOfTwoBlocksMatchReference) {
+  std::vector<SamplingRule> rules = WholeRowRules();
+  for (const SamplingRule& rule : MixedRules()) rules.push_back(rule);
+  for (const int64_t vocab : {12'289, 20'000, 28'672}) {
+    for (const size_t rows : {4, 16}) {
+      for (size_t first = 0; first + rows <= rules.size(); first += rows) {
+        SCOPED_TRACE(StrCat(rows, " rows from rule ", first));
+        const auto begin = rules.begin() + static_cast<int64_t>(first);
+        ExpectDrawsMatchReference(RandomCase(vocab, {begin, begin + static_cast<int64_t>(rows)},
+                                             0.7f, static_cast<uint64_t>(vocab) + first));
+      }
+    }
   }
 }
 
@@ -432,6 +486,62 @@ TEST_F(SamplingCudaTest, CapturedGraphFollowsNewRulesAndLogits) {
   TOKLINE_CUDA(cudaGraphExecDestroy(executable));
   TOKLINE_CUDA(cudaGraphDestroy(graph));
   TOKLINE_CUDA(cudaStreamDestroy(stream));
+}
+
+// The next launch may not write the workspace before this one has read it. Two batches alternate,
+// and each launch leaves its tokens in a place of its own.
+TEST_F(SamplingCudaTest, DependentLaunchesMayShareAWorkspace) {
+  constexpr int64_t kVocab = 66'000, kLaunches = 8;
+  const UniqueStream stream = MakeStream();
+  std::vector<SamplingRule> cycle = WholeRowRules();
+  for (const SamplingRule& rule : MixedRules()) cycle.push_back(rule);
+  for (const int64_t rows : {1, 4, 16, 64}) {
+    std::vector<SamplingRule> rules;
+    for (uint64_t i = 0; i < static_cast<uint64_t>(rows); ++i) {
+      rules.push_back(cycle[(i + 1) % cycle.size()]);
+      rules.back().offset = i;
+    }
+    const SamplingCase first = RandomCase(kVocab, rules, 0.7f, 43);
+    std::reverse(rules.begin(), rules.end());
+    for (SamplingRule& rule : rules) ++rule.seed;
+    const SamplingCase second = RandomCase(kVocab, rules, 2, 47);
+    const std::vector<int32_t> apart[] = {RunOnDevice(first), RunOnDevice(second)};
+    std::vector<int32_t> expected;
+    for (int64_t launch = 0; launch < kLaunches; ++launch) {
+      const std::vector<int32_t>& own = apart[launch % 2];
+      expected.insert(expected.end(), own.begin(), own.end());
+    }
+
+    const DeviceBuffer logits[] = {DeviceBuffer(first.logits), DeviceBuffer(second.logits)};
+    const DeviceBuffer on_device[] = {DeviceBuffer(first.rules), DeviceBuffer(second.rules)};
+    const DeviceBuffer workspace(SamplingWorkspaceBytes(rows, kVocab));
+    DeviceBuffer tokens(kLaunches * rows * 4);
+    const auto launch_all = [&] {
+      for (int64_t launch = 0; launch < kLaunches; ++launch) {
+        Launch({.num_rows = rows,
+                .vocab_size = kVocab,
+                .logits = logits[launch % 2].as<float>(),
+                .logits_stride = kVocab,
+                .rules = on_device[launch % 2].as<SamplingRule>(),
+                .tokens = tokens.as<int32_t>() + launch * rows,
+                .workspace = workspace.data(),
+                .workspace_bytes = workspace.bytes()},
+               {.stream = stream.get(), .dependent = launch > 0});
+      }
+    };
+    const UniqueGraphExec graph = CaptureGraph(stream.get(), launch_all, 2 * kLaunches);
+    for (const bool captured : {false, true, false, true}) {
+      tokens.Fill(0xff);
+      TOKLINE_CUDA(cudaDeviceSynchronize());
+      if (captured) {
+        TOKLINE_CUDA(cudaGraphLaunch(graph.get(), stream.get()));
+      } else {
+        launch_all();
+      }
+      EXPECT_EQ(tokens.ToHost<int32_t>(), expected)
+          << rows << " rows, " << (captured ? "captured" : "not captured");
+    }
+  }
 }
 
 TEST_F(SamplingCudaTest, NoRowsLaunchNothing) { EXPECT_NO_THROW(Launch({.vocab_size = 10}, {})); }

@@ -281,6 +281,9 @@ TEST(SamplingTest, RanksOfARowRunAtOnceAndHaveTwoChunksEach) {
   EXPECT_EQ(PickRanks(1, 38, hopper), 8);
   EXPECT_EQ(PickRanks(4, 38, hopper), 8);
   EXPECT_EQ(PickRanks(4, 15, hopper), 4);
+  EXPECT_EQ(PickRanks(1, 16, hopper), 8);
+  EXPECT_EQ(PickRanks(16, 7, hopper), 2);
+  EXPECT_EQ(PickRanks(4, 4, hopper), 2);
   EXPECT_EQ(PickRanks(1, 3, hopper), 1);
   EXPECT_EQ(PickRanks(5, 38, hopper), 4);
   EXPECT_EQ(PickRanks(16, 38, hopper), 4);
