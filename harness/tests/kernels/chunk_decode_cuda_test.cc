@@ -257,15 +257,16 @@ TEST_F(ChunkDecodeCudaTest, PartsOfWarpsMatchReference) {
 }
 
 // Lanes without tiles, with fewer tiles than the ring has stages and with more; groups that the
-// lanes of a cluster do not divide; sequences without KV in the clusters of others; parts of
-// sequences, whose states are added by the block of each rank that comes last.
+// lanes of a cluster do not divide; sequences without KV in the clusters of others; shifts; parts
+// of sequences, whose states are added by the block of each rank that comes last.
 TEST_F(ChunkDecodeCudaTest, AnyClusterMatchesReference) {
   if (!QueryDeviceFacts().HasClusters()) GTEST_SKIP() << "needs clusters";
   const std::vector<int32_t> lengths{1, 700, 0, 65, 1000, 3000, 0};
   for (int32_t head_dim : {64, 128}) {
     for (int32_t group : {1, 2, 5, 8, 9, 16}) {
-      DecodeCase decode =
-          MakeDecodeCase(WithLengths({.head_dim = head_dim, .group = group}, lengths));
+      DecodeCaseOptions options = WithLengths({.head_dim = head_dim, .group = group}, lengths);
+      options.shifts = {{0}, {-50}, {0}, {0}, {30}, {0}, {0}};
+      DecodeCase decode = MakeDecodeCase(options);
       const DecodeResult reference = RunReference(decode);
       for (const int32_t lanes : {2, 3, 4, 5, 6, 7, 8, 11, 16}) {
         if (lanes > QueryDeviceFacts().max_cluster_blocks) continue;
@@ -274,8 +275,31 @@ TEST_F(ChunkDecodeCudaTest, AnyClusterMatchesReference) {
               {.num_lanes = lanes * 9, .cluster_lanes = lanes, .takes_parts = true},
               {.num_lanes = lanes * 30, .cluster_lanes = lanes, .takes_parts = true}}) {
           SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", ", grid));
-          ExpectMatchesAloneAndInAChain(decode, reference, grid);
+          ExpectMatchesAloneAndInAChain(decode, reference, grid, true);
         }
+      }
+    }
+  }
+}
+
+// The shares of a cluster's blocks, and the parts of a sequence, begin and end in any of its
+// chunks.
+TEST_F(ChunkDecodeCudaTest, ClustersReadSequencesOfSeveralChunks) {
+  if (QueryDeviceFacts().max_cluster_blocks < 16) GTEST_SKIP() << "needs clusters of 16 blocks";
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const int32_t head_dim : {64, 128}) {
+      DecodeCaseOptions options{.dtype = dtype, .head_dim = head_dim, .group = 5};
+      options.chunk_lengths = {700, 65, 1300};
+      options.sequences = {{0, 1, 2}};
+      DecodeCase decode = MakeDecodeCase(options);
+      const DecodeResult reference = RunReference(decode);
+      for (const ChunkDecodeGrid& grid :
+           {ChunkDecodeGrid{.num_lanes = 8, .cluster_lanes = 8},
+            {.num_lanes = 32, .cluster_lanes = 16},
+            {.num_lanes = 32, .cluster_lanes = 16, .takes_parts = true},
+            {.num_lanes = 20, .cluster_lanes = 2, .takes_parts = true}}) {
+        SCOPED_TRACE(StrCat(Name(dtype), ", head_dim ", head_dim, ", ", grid));
+        ExpectMatchesAloneAndInAChain(decode, reference, grid);
       }
     }
   }
@@ -387,13 +411,22 @@ TEST_F(ChunkDecodeCudaTest, TheBlocksOfEveryGridRunAtTheSameTime) {
 
 // A dependent launch loads its first tiles while the launch before still writes the last token.
 TEST_F(ChunkDecodeCudaTest, TheLaunchBeforeMayWriteTheLastToken) {
+  const DeviceFacts device = QueryDeviceFacts();
   for (const int32_t head_dim : {64, 128}) {
-    for (const int32_t length : {1, 15, 64, 65, 128, 129, 192, 193, 700}) {
+    for (const int32_t length : {1, 15, 64, 65, 128, 129, 192, 193, 700, 2000}) {
       DecodeCase decode = MakeDecodeCase(
           WithLengths({.head_dim = head_dim, .num_kv_heads = 1, .group = 1}, {length}));
       for (const ChunkDecodeGrid& grid :
-           {ChunkDecodeGrid{1, 1, 1}, {2, 2, 1}, {4, 4, 1}, {4, 1, 4}}) {
-        if (grid.cluster_lanes > 1 && !QueryDeviceFacts().HasClusters()) continue;
+           {ChunkDecodeGrid{1, 1, 1},
+            {2, 2, 1},
+            {4, 4, 1},
+            {4, 1, 4},
+            {.num_lanes = 32, .cluster_lanes = 16},
+            {.num_lanes = 32, .cluster_lanes = 16, .takes_parts = true},
+            {.num_lanes = 20, .cluster_lanes = 2, .takes_parts = true}}) {
+        if (grid.cluster_lanes > (device.HasClusters() ? device.max_cluster_blocks : 1)) continue;
+        const bool has_parts = length > grid.cluster_lanes * kChunkDecodeTileTokens;
+        if (grid.takes_parts && !has_parts) continue;
         SCOPED_TRACE(StrCat("head_dim ", head_dim, ", length ", length, ", ", grid));
         const DecodeResult plain = RunCuda(decode, {.grid = grid, .writes_last_key = true});
         EXPECT_NE(plain.lse, RunCuda(decode, {.grid = grid}).lse) << "the last token has no effect";
@@ -468,6 +501,28 @@ TEST_P(ChunkDecodeGridCudaTest, LongContextMatchesReference) {
   options.page_size = 256;
   options.nan_in_dead_slots = false;
   ExpectMatches(WithLengths(options, {131072}));
+}
+
+// Parts of one sequence for all clusters of 16 or of 8, and for all warps.
+TEST_F(ChunkDecodeCudaTest, LongContextInPartsMatchesReference) {
+  const DeviceFacts device = QueryDeviceFacts();
+  DecodeCase decode = MakeDecodeCase(WithLengths(
+      {.num_kv_heads = 1, .group = 2, .page_size = 256, .nan_in_dead_slots = false}, {131072}));
+  const DecodeResult reference = RunReference(decode);
+  ChunkDecodeGrid warps = ChunkDecodeWarpGrid(decode.layout, device);
+  warps.takes_parts = true;
+  std::vector<ChunkDecodeGrid> grids = {warps};
+  for (const int32_t lanes : {8, 16}) {
+    if (lanes > (device.HasClusters() ? device.max_cluster_blocks : 1)) continue;
+    grids.push_back({.num_lanes = device.sm_count / lanes * lanes,
+                     .cluster_lanes = lanes,
+                     .takes_parts = true});
+  }
+  for (const ChunkDecodeGrid& grid : grids) {
+    if (grid.num_lanes == 0) continue;  // too little shared memory for warps
+    SCOPED_TRACE(StrCat(grid));
+    ExpectMatchesAloneAndInAChain(decode, reference, grid);
+  }
 }
 
 // Offsets past 2^31 elements and 4 GiB: a 32-bit offset reads the wrong page or faults.
