@@ -242,11 +242,10 @@ ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFac
 ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& layout,
                                        int32_t max_lanes, const DeviceFacts& device);
 
-// As many clusters as the device runs at the same time, among which parts of sequences are dealt.
-// They are of the largest size of which that is at least two per sequence; no lanes if there is
-// none.
+// As many clusters of this size as the device runs at the same time, among which parts of sequences
+// are dealt. No lanes if these are less than two clusters per sequence.
 ChunkDecodeGrid ChunkDecodePartsGrid(int32_t num_seqs, const PagedKvLayout& layout,
-                                     const DeviceFacts& device);
+                                     int32_t cluster_lanes, const DeviceFacts& device);
 
 // As many warp lanes as the device runs at a time, for whole sequences; no lanes if blocks get too
 // little shared memory for them.

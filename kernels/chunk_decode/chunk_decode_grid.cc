@@ -40,13 +40,11 @@ ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& la
 }
 
 ChunkDecodeGrid ChunkDecodePartsGrid(int32_t num_seqs, const PagedKvLayout& layout,
-                                     const DeviceFacts& device) {
-  for (const int32_t cluster : {kChunkDecodeMaxClusterLanes, kChunkDecodeClusterLanes}) {
-    const int32_t clusters = ClustersAtOnce(cluster, layout, device);
-    if (clusters < 2 * num_seqs) continue;
-    return {.num_lanes = clusters * cluster, .cluster_lanes = cluster, .takes_parts = true};
-  }
-  return {};
+                                     int32_t cluster_lanes, const DeviceFacts& device) {
+  const int32_t clusters = ClustersAtOnce(cluster_lanes, layout, device);
+  if (clusters == 0 || clusters < 2 * num_seqs) return {};
+  return {
+      .num_lanes = clusters * cluster_lanes, .cluster_lanes = cluster_lanes, .takes_parts = true};
 }
 
 ChunkDecodeGrid ChunkDecodeWarpGrid(const PagedKvLayout& layout, const DeviceFacts& device) {
@@ -77,8 +75,10 @@ std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLay
     const ChunkDecodeGrid clusters = ChunkDecodeClusterGrid(num_seqs, layout, max_lanes, device);
     if (clusters.cluster_lanes > 1 && clusters != grids.back()) grids.push_back(clusters);
   }
-  const ChunkDecodeGrid parts = ChunkDecodePartsGrid(num_seqs, layout, device);
-  if (parts.num_lanes > 0) grids.push_back(parts);
+  for (const int32_t lanes : {kChunkDecodeClusterLanes, kChunkDecodeMaxClusterLanes}) {
+    const ChunkDecodeGrid parts = ChunkDecodePartsGrid(num_seqs, layout, lanes, device);
+    if (parts.num_lanes > 0) grids.push_back(parts);
+  }
   ChunkDecodeGrid warps = ChunkDecodeWarpGrid(layout, device);
   if (warps.num_lanes > 0) {
     grids.push_back(warps);

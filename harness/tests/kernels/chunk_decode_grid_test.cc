@@ -18,9 +18,13 @@ TEST(ChunkDecodePlanTest, LongerSequencesGetAClusterEachWhereMergesCostMore) {
   };
   EXPECT_EQ(grid_of({1, 500, 500}, 2, 16), (ChunkDecodeGrid{8, 8}));
   EXPECT_EQ(grid_of({1, 2000, 2000}, 2, 16), (ChunkDecodeGrid{16, 16}));
-  // Parts of one, for whose states one more merge is due.
-  const ChunkDecodeGrid parts{.num_lanes = 112, .cluster_lanes = 16, .takes_parts = true};
-  EXPECT_EQ(grid_of({1, 3500, 3500}, 2, 16), parts);
+  // Parts of one, for whose states one more merge is due. It takes longer with more than eight.
+  const auto parts = [](int32_t num_lanes, int32_t cluster_lanes) {
+    return ChunkDecodeGrid{
+        .num_lanes = num_lanes, .cluster_lanes = cluster_lanes, .takes_parts = true};
+  };
+  EXPECT_EQ(grid_of({1, 3500, 3500}, 2, 16), parts(120, 8));
+  EXPECT_EQ(grid_of({1, 9000, 9000}, 2, 16), parts(112, 16));
   EXPECT_EQ(grid_of({1, 20000, 20000}, 8, 1), ChunkDecodeFullGrid(kEightHeads, kDevice));
   EXPECT_EQ(grid_of({16, 3135, 16 * 3135}, 1, 16), (ChunkDecodeGrid{128, 8}));
   // An SM has room for four blocks of head_dim 64, and for two of 128. Seven clusters of sixteen

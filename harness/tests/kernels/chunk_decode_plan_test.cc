@@ -162,7 +162,7 @@ TEST(ChunkDecodePlanTest, WarpsTakePartsOfWhatIsMuchLonger) {
 // as many states.
 TEST(ChunkDecodePlanTest, ClustersTakePartsOfLongSequences) {
   const PagedKvLayout one_head{.num_pages = 1, .num_kv_heads = 1, .head_dim = 128};
-  const ChunkDecodeGrid grid = ChunkDecodePartsGrid(4, one_head, kDevice);
+  const ChunkDecodeGrid grid = ChunkDecodePartsGrid(4, one_head, 16, kDevice);
   EXPECT_EQ(grid, (ChunkDecodeGrid{.num_lanes = 224, .cluster_lanes = 16, .takes_parts = true}));
   const auto plan_of = [&](const std::vector<int32_t>& lengths) {
     ChunkTable table;
@@ -181,8 +181,10 @@ TEST(ChunkDecodePlanTest, ClustersTakePartsOfLongSequences) {
   // A lane has a tile at least.
   EXPECT_EQ(plan_of({100, 1'000, 1, 64}).num_partials, 0);
   // Two clusters per sequence, or none.
-  EXPECT_EQ(ChunkDecodePartsGrid(15, one_head, kDevice).cluster_lanes, 8);
-  EXPECT_EQ(ChunkDecodePartsGrid(16, one_head, kDevice).num_lanes, 0);
+  for (const auto& [lanes, most_seqs] : {std::pair{16, 7}, {8, 15}}) {
+    EXPECT_GT(ChunkDecodePartsGrid(most_seqs, one_head, lanes, kDevice).num_lanes, 0) << lanes;
+    EXPECT_EQ(ChunkDecodePartsGrid(most_seqs + 1, one_head, lanes, kDevice).num_lanes, 0) << lanes;
+  }
 }
 
 TEST(ChunkDecodePlanTest, WarpsRefuseWhatOtherSequencesOrShiftsMake) {
@@ -357,7 +359,8 @@ TEST(ChunkDecodePlanTest, PlansOfAnyLengthsFitTheRoomOfTheirNumber) {
     if (round % 4 > 1) {
       grid = ChunkDecodeWarpGrid(layout, kDevice);
       grid.takes_parts = true;
-    } else if (const ChunkDecodeGrid parts = ChunkDecodePartsGrid(num_seqs, layout, kDevice);
+    } else if (const ChunkDecodeGrid parts =
+                   ChunkDecodePartsGrid(num_seqs, layout, round % 16 > 8 ? 8 : 16, kDevice);
                parts.num_lanes > 0 && round % 8 > 3) {
       grid = parts;
     }
