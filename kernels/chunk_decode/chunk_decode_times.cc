@@ -107,13 +107,17 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
   int64_t of_block = DivideUp(longest, lanes);
   double parts_us = 0, memory_factor = kChunkDecodeTimes.cluster_memory;
   if (clusters.takes_parts) {
-    // Each sequence but one may leave almost a whole cluster without tiles.
-    of_block = std::max<int64_t>(1, DivideUp(tiles, lanes * (count - load.num_seqs + 1)));
+    // Each sequence but one may leave almost a whole cluster without tiles, but equal ones share
+    // all clusters equally.
+    of_block = std::max<int64_t>(1, std::min(DivideUp(tiles, lanes * (count - load.num_seqs + 1)),
+                                             DivideUp(longest, lanes * (count / load.num_seqs))));
+    const int64_t used =
+        std::min(count, DivideUp(tiles, lanes * of_block) + load.num_seqs - 1) * lanes;
     const auto parts = static_cast<int32_t>(DivideUp(longest, lanes * of_block));
     parts_us = kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
                (DivideUp(parts, 8) - 1) * kChunkDecodeTimes.merged_states_us;
     // Fewer blocks than all take longer to read the same bytes.
-    memory_factor = std::sqrt(static_cast<double>(full.num_lanes) / clusters.num_lanes);
+    memory_factor = std::sqrt(full.num_lanes / static_cast<double>(used));
   }
   const double alone_us =
       head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us : kChunkDecodeTimes.cluster_tile_us;

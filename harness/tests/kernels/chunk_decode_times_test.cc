@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -98,6 +99,21 @@ TEST(ChunkDecodeTimesTest, StatesThatAreAddedInBundlesTakeLessTime) {
                    before_us + AddStatesUs(8, kGroup) + kTimes.merge_us + AddStatesUs(13, kGroup));
   tiles.resize(2, 0);
   EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid), before_us + AddStatesUs(100, kGroup));
+}
+
+// 14 clusters of 16: two for each of seven equal sequences, or two of them for one.
+TEST(ChunkDecodeTimesTest, PartsOfClustersAreDealtEquallyAndReadByTheClustersThatHaveTiles) {
+  const ChunkDecodeGrid clusters{.num_lanes = 224, .cluster_lanes = 16, .takes_parts = true};
+  const double before_us = kTimes.cluster_us + kTimes.large_cluster_us + kTimes.state_us +
+                           kTimes.merge_us + kGroup * kTimes.cluster_row_us;
+  for (const auto& [num_seqs, blocks] : {std::pair{7, 224}, {1, 32}}) {
+    const ChunkDecodeLoad load{num_seqs, 2000, int64_t{num_seqs} * 2000};
+    const double tiles = load.tokens / 64 + (num_seqs + 1) / 2;
+    const double memory_us = tiles / 264 * kTimes.memory_tile_us * std::sqrt(264.0 / blocks);
+    EXPECT_DOUBLE_EQ(GridUs(load, clusters, {264}, 128, kGroup),
+                     before_us + WithMemoryUs(kTimes.cluster_tile_us, memory_us))
+        << num_seqs;
+  }
 }
 
 // Few sequences get clusters or lanes, as many as there are warps get warps of their own, whose
