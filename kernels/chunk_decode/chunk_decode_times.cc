@@ -114,8 +114,10 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
     const int64_t used =
         std::min(count, DivideUp(tiles, lanes * of_block) + load.num_seqs - 1) * lanes;
     const auto parts = static_cast<int32_t>(DivideUp(longest, lanes * of_block));
-    parts_us = kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
-               (DivideUp(parts, 8) - 1) * kChunkDecodeTimes.merged_states_us;
+    if (parts > 1) {
+      parts_us = kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
+                 (DivideUp(parts, 8) - 1) * kChunkDecodeTimes.merged_states_us;
+    }
     // Fewer blocks than all take longer to read the same bytes.
     memory_factor = std::sqrt(full.num_lanes / static_cast<double>(used));
   }

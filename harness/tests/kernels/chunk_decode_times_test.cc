@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -101,18 +102,21 @@ TEST(ChunkDecodeTimesTest, StatesThatAreAddedInBundlesTakeLessTime) {
   EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid), before_us + AddStatesUs(100, kGroup));
 }
 
-// 14 clusters of 16: two for each of seven equal sequences, or two of them for one.
+// 14 clusters of 16: two for each of seven equal sequences, two of them for one, or one of them,
+// which leaves no states.
 TEST(ChunkDecodeTimesTest, PartsOfClustersAreDealtEquallyAndReadByTheClustersThatHaveTiles) {
   const ChunkDecodeGrid clusters{.num_lanes = 224, .cluster_lanes = 16, .takes_parts = true};
-  const double before_us = kTimes.cluster_us + kTimes.large_cluster_us + kTimes.state_us +
-                           kTimes.merge_us + kGroup * kTimes.cluster_row_us;
-  for (const auto& [num_seqs, blocks] : {std::pair{7, 224}, {1, 32}}) {
-    const ChunkDecodeLoad load{num_seqs, 2000, int64_t{num_seqs} * 2000};
+  const double cluster_us =
+      kTimes.cluster_us + kTimes.large_cluster_us + kGroup * kTimes.cluster_row_us;
+  const double parts_us = kTimes.state_us + kTimes.merge_us;
+  for (const auto& [num_seqs, length, blocks, more_us] :
+       {std::tuple{7, 2000, 224, parts_us}, {1, 2000, 32, parts_us}, {1, 1000, 16, 0.0}}) {
+    const ChunkDecodeLoad load{num_seqs, length, int64_t{num_seqs} * length};
     const double tiles = load.tokens / 64 + (num_seqs + 1) / 2;
     const double memory_us = tiles / 264 * kTimes.memory_tile_us * std::sqrt(264.0 / blocks);
     EXPECT_DOUBLE_EQ(GridUs(load, clusters, {264}, 128, kGroup),
-                     before_us + WithMemoryUs(kTimes.cluster_tile_us, memory_us))
-        << num_seqs;
+                     cluster_us + more_us + WithMemoryUs(kTimes.cluster_tile_us, memory_us))
+        << num_seqs << " of " << length;
   }
 }
 
