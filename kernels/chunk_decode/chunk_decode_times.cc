@@ -215,8 +215,11 @@ double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t
   }
   for (int32_t lanes = full.num_lanes; lanes > load.num_seqs; lanes = FewerLanes(lanes)) {
     const int64_t used = std::min<int64_t>(lanes, total);
-    const auto states = static_cast<int32_t>(DivideUp(used, int64_t{load.num_seqs}));
-    if (states < 2) break;
+    const int64_t mean = DivideUp(used, int64_t{load.num_seqs});
+    if (mean < 2) break;
+    // Of equal shares, the longest sequence has more than the others.
+    const auto states = static_cast<int32_t>(
+        std::clamp(DivideUp(used * longest, std::max<int64_t>(1, total)), mean, used));
     best_us = std::min(best_us, TaskUs(group) + kChunkDecodeTimes.state_us +
                                     kChunkDecodeTimes.merge_us + MergeUs(states, group, bundled) +
                                     tiles_us(DivideUp(total, used), used));

@@ -120,6 +120,18 @@ TEST(ChunkDecodeTimesTest, PartsOfClustersAreDealtEquallyAndReadByTheClustersTha
   }
 }
 
+// 33 lanes read 330 tiles of four sequences: nine lanes read the longest if all are equal, and 30
+// if it has 300 tiles.
+TEST(ChunkDecodeTimesTest, EqualSharesLeaveMoreStatesOfTheLongestSequence) {
+  const int64_t tokens = 330 * kChunkDecodeTileTokens;
+  const auto us = [&](int64_t longest) {
+    return LanesUs({4, longest, tokens}, {.num_lanes = 33}, kGroup);
+  };
+  EXPECT_NEAR(us(300 * kChunkDecodeTileTokens) - us(tokens / 4),
+              AddStatesUs(30, kGroup) - AddStatesUs(9, kGroup), 1e-9);
+  EXPECT_GT(AddStatesUs(30, kGroup), AddStatesUs(9, kGroup));
+}
+
 // Few sequences get clusters or lanes, as many as there are warps get warps of their own, whose
 // time grows with the longest sequence and then with the memory's.
 TEST(ChunkDecodeTimesTest, WarpsEndWithTheLongestSequenceOrWithTheMemory) {
