@@ -96,6 +96,17 @@ int64_t TilesOf(int64_t tokens, int32_t num_seqs) {
   return tokens / kChunkDecodeTileTokens + (num_seqs + 1) / 2;
 }
 
+// Whether blocks of clusters of whole sequences share SMs: those of eight where there are more
+// blocks than SMs that hold such clusters, larger ones from half as many on. Smaller ones were not
+// seen to take longer.
+bool IsCrowded(const ChunkDecodeGrid& clusters, const ChunkDecodeGrid& full, int32_t head_dim) {
+  if (clusters.takes_parts || clusters.cluster_lanes < kChunkDecodeClusterLanes) return false;
+  const int32_t full_blocks = head_dim == 64 ? 4 : 2;  // on an SM
+  const int32_t blocks = ClusterSms(clusters.cluster_lanes, full.num_lanes);
+  const bool large = clusters.cluster_lanes > kChunkDecodeClusterLanes;
+  return clusters.num_lanes * full_blocks * (large ? 2 : 1) > blocks;
+}
+
 }  // namespace
 
 double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
@@ -124,10 +135,12 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
   const double alone_us =
       head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us : kChunkDecodeTimes.cluster_tile_us;
   const double memory_us = static_cast<double>(tiles) / full.num_lanes * tile_us * memory_factor;
-  const bool large = lanes > kChunkDecodeClusterLanes;
-  return kChunkDecodeTimes.cluster_us + (large ? kChunkDecodeTimes.large_cluster_us : 0) +
-         parts_us + group * kChunkDecodeTimes.cluster_row_us +
-         WithMemoryUs(static_cast<double>(of_block) * alone_us, memory_us);
+  const double crowding =
+      IsCrowded(clusters, full, head_dim) ? kChunkDecodeTimes.crowded_cluster : 1;
+  return kChunkDecodeTimes.cluster_us +
+         (lanes > kChunkDecodeClusterLanes ? kChunkDecodeTimes.large_cluster_us : 0) + parts_us +
+         group * kChunkDecodeTimes.cluster_row_us +
+         crowding * WithMemoryUs(static_cast<double>(of_block) * alone_us, memory_us);
 }
 
 namespace {

@@ -39,6 +39,8 @@ struct ChunkDecodeTimes {
   double cluster_tile_us = 0.55;       // of a head_dim of 128, whatever the memory could do
   double cluster_half_tile_us = 0.45;  // of a head_dim of 64
   double cluster_memory = 1.07;        // factor by which the memory takes longer for clusters
+  double crowded_cluster = 1.2;  // factor by which tiles and memory take longer for clusters of
+                                 // whole sequences that are crowded
   // A warp that is a lane.
   double warp_us = 0.35;          // beside its tasks
   double warp_task_us = 0.9;      // per sequence; its first tokens arrive meanwhile

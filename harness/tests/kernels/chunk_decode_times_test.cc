@@ -120,6 +120,26 @@ TEST(ChunkDecodeTimesTest, PartsOfClustersAreDealtEquallyAndReadByTheClustersTha
   }
 }
 
+// More blocks than the 120 SMs of clusters of eight, or half as many as the 112 of larger ones.
+TEST(ChunkDecodeTimesTest, CrowdedClustersTakeLongerToRead) {
+  struct Case {
+    int32_t lanes, count;
+    double crowding;
+  };
+  for (const Case& of : {Case{16, 3, 1}, {16, 4, 1.2}, {8, 15, 1}, {8, 16, 1.2}, {4, 60, 1}}) {
+    const ChunkDecodeGrid clusters{.num_lanes = of.count * of.lanes, .cluster_lanes = of.lanes};
+    const ChunkDecodeLoad load{of.count, 64 * of.lanes, int64_t{of.count} * 64 * of.lanes};
+    const double tiles = of.count * of.lanes + (of.count + 1) / 2;
+    const double reading_us = WithMemoryUs(
+        kTimes.cluster_tile_us, tiles / 264 * kTimes.memory_tile_us * kTimes.cluster_memory);
+    EXPECT_NEAR(GridUs(load, clusters, {264}, 128, kGroup),
+                kTimes.cluster_us + (of.lanes == 16 ? kTimes.large_cluster_us : 0) +
+                    kGroup * kTimes.cluster_row_us + of.crowding * reading_us,
+                1e-9)
+        << of.count << " of " << of.lanes;
+  }
+}
+
 // 33 lanes read 330 tiles of four sequences: nine lanes read the longest if all are equal, and 30
 // if it has 300 tiles.
 TEST(ChunkDecodeTimesTest, EqualSharesLeaveMoreStatesOfTheLongestSequence) {
