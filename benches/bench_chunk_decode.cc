@@ -27,8 +27,9 @@ class DecodeCase : public KernelCase<ChunkDecodeParams> {
     if (!context.device) return;
     const std::vector<SharedRun> runs =
         SharedRunsOfTable(table.View(), num_q_heads / batch_.layout.num_kv_heads);
-    const ChunkDecodePlan plan =
-        PlanChunkDecode(table.View(), batch_.layout, num_q_heads, *context.device, {.runs = runs});
+    const ChunkDecodePlan plan = PlanChunkDecode(
+        table.View(), batch_.layout, num_q_heads, *context.device,
+        ChooseChunkDecodeSharing(table.View(), runs, batch_.layout, num_q_heads, *context.device));
     plan_room_ = plan.size;
     plan_ = tensors_.Table(plan.block);
     max_partials_ = plan.num_partials;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 #include <utility>
 
 #include "harness/engine/convert_elements.h"
@@ -294,40 +293,38 @@ Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
   std::vector<int32_t> parts = OneKernelParts(scheduled);
   const bool one_kernel = !parts.empty();
   StepPlan chain;
-  int64_t tokens_saved = 0;
-  if (!one_kernel || config_.SharesReads()) {
-    chain.shared = SharedRunsOf(scheduled);
-    chain.shape = ChainShape(scheduled, chain.shared);
-    // If clusters or warps are faster than lanes that read shared runs once, nothing is shared.
-    const ChunkDecodeGrid& grid = chain.shape.decode.grid;
-    if (grid.ReadsWhole() && grid.run_lanes == 0) chain.shared.clear();
-    tokens_saved = SharedTokensSaved(chain.shared, config_.group, grid);
-  }
+  if (!one_kernel || config_.SharesReads()) chain = PlanChain(scheduled);
   // The single kernel reads shared contexts separately for each sequence. That pays as long as
   // these bytes take less time than the launches of a layer in a chain.
   constexpr int64_t kWorthBytes = int64_t{32} << 20;
   const int64_t layer_bytes = KvTokenBytes() / spec_.num_layers;
-  if (!one_kernel || tokens_saved * layer_bytes >= kWorthBytes) return chain;
+  if (!one_kernel || chain.tokens_saved * layer_bytes >= kWorthBytes) return chain;
   const auto bucket = static_cast<int32_t>(parts.size());
   return {.shape = config_.OneKernelShape(bucket), .parts = std::move(parts), .shared = {}};
 }
 
-StepShape Decoder::ChainShape(const ScheduledStep& scheduled,
-                              std::span<const SharedRun> shared) const {
-  StepShape shape;
+Decoder::StepPlan Decoder::PlanChain(const ScheduledStep& scheduled) const {
+  StepPlan plan{.shape = {}, .parts = {}, .shared = SharedRunsOf(scheduled)};
+  StepShape& shape = plan.shape;
   if (scheduled.decode_rows > 0) {
     const int32_t bucket = config_.Bucket(static_cast<int32_t>(scheduled.decode.size()));
-    std::vector<int64_t> lengths(static_cast<size_t>(bucket), 0);
-    for (size_t row = 0; row < scheduled.decode.size(); ++row) {
-      lengths[row] = scheduled.decode[row].begin + scheduled.decode[row].count;
+    int64_t longest = 1, tokens = 0;
+    for (const StepSlice& slice : scheduled.decode) {
+      longest = std::max(longest, slice.begin + slice.count);
+      tokens += slice.begin + slice.count;
     }
-    const auto tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-    shape = config_.DecodeShape(bucket, std::max<int64_t>(1, std::ranges::max(lengths)), tokens,
-                                SharedTokensSaved(shared, config_.group));
-    if (!shared.empty() && config_.OnDevice()) {
-      const ChunkDecodeGrid grid = ChooseChunkDecodeRunGrid(
-          shared, lengths, config_.layout, config_.group, config_.facts, config_.options.sharing);
-      if (grid.run_lanes > 0) shape = config_.DecodeShape(bucket, grid);
+    shape =
+        config_.DecodeShape(bucket, longest, tokens, SharedTokensSaved(plan.shared, config_.group));
+    if (!plan.shared.empty()) {
+      const StepArrays arrays = PlaceStep(shape, ArraysToWrite());
+      WriteDecodeTable(scheduled, shape, arrays, plan.shared);
+      const ChunkDecodeChoice choice =
+          ChooseChunkDecodeSharing(arrays.decode.Table(shape.decode), plan.shared, config_.layout,
+                                   config_.shard.local.num_q_heads, config_.facts,
+                                   config_.options.sharing, shape.decode.grid);
+      shape = config_.DecodeShape(bucket, choice.grid);
+      plan.tokens_saved = choice.tokens_saved;
+      if (choice.runs.empty()) plan.shared.clear();
     }
   }
   AttentionShape& prefill = shape.prefill;
@@ -347,7 +344,7 @@ StepShape Decoder::ChainShape(const ScheduledStep& scheduled,
     if (slice.draws) shape.logit_rows = std::max(shape.logit_rows, slice.seat + 1);
   }
   config_.AddRoomForTiles(prefill);
-  return shape;
+  return plan;
 }
 
 std::vector<int32_t> Decoder::DecodeTiles(const ScheduledStep& scheduled, int32_t rows) const {
@@ -381,31 +378,28 @@ std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled) con
                             config_.options.sharing);
 }
 
-Decoder::PreparedStep Decoder::WriteArrays(const ScheduledStep& scheduled, StepPlan plan) {
+std::byte* Decoder::ArraysToWrite() const {
   Require(!turns_[turn_].pending, "the arrays of a step are rewritten while it is in flight");
-  auto& [shape, parts, shared] = plan;
-  const StepArrays arrays = PlaceStep(shape, Arrays());
+  return Arrays();
+}
+
+Decoder::PreparedStep Decoder::WriteArrays(const ScheduledStep& scheduled, StepPlan plan) {
+  auto& [shape, parts, shared, tokens_saved] = plan;
+  const StepArrays arrays = PlaceStep(shape, ArraysToWrite());
   WriteRows(scheduled, shape, arrays);
   WritePrefillTable(scheduled, shape, arrays);
   std::ranges::copy(parts, arrays.parts);
   const int64_t decode_pages = WriteDecodeTable(scheduled, shape, arrays, shared);
-  const auto plan_attention = [&](AttentionShape& rows, const AttentionArrays& of_rows,
-                                  std::span<const SharedRun> runs) {
-    return PlanAttention(rows, of_rows, config_.layout, config_.shard.local.num_q_heads,
-                         config_.facts, runs, config_.options.sharing);
-  };
-  plan_attention(shape.prefill, arrays.prefill, {});
-  const bool reads_once = plan_attention(shape.decode, arrays.decode, shared);
+  const int32_t q_heads = config_.shard.local.num_q_heads;
+  PlanAttention(shape.prefill, arrays.prefill, config_.layout, q_heads, config_.facts);
+  PlanAttention(shape.decode, arrays.decode, config_.layout, q_heads, config_.facts, shared);
   PreparedStep step{.shape = shape,
                     .array_bytes = arrays.bytes,
                     .decode_rows = scheduled.decode_rows,
                     .reads = {}};
   for (const StepSlice& slice : scheduled.decode)
     step.reads.unshared_tokens += slice.begin + slice.count;
-  step.reads.tokens = step.reads.unshared_tokens;
-  if (reads_once || !config_.OnDevice()) {
-    step.reads.tokens -= SharedTokensSaved(shared, config_.group, shape.decode.grid);
-  }
+  step.reads.tokens = step.reads.unshared_tokens - tokens_saved;
   // The pages of the decode rows come last, with room for the longest contexts. Only the part that
   // is used is copied.
   if (shape.decode.num_seqs > 0) {

@@ -185,7 +185,8 @@ class Decoder {
   struct StepPlan {
     StepShape shape;
     std::vector<int32_t> parts;     // OneKernelParts, or empty if it runs as a chain
-    std::vector<SharedRun> shared;  // SharedRunsOf, or empty if it runs as one kernel
+    std::vector<SharedRun> shared;  // the runs that a chain reads once
+    int64_t tokens_saved = 0;       // tokens that need not be read because of them
   };
   // A step whose arrays have been written.
   struct PreparedStep {
@@ -201,16 +202,16 @@ class Decoder {
   // Schedules the next step, if there is one, and writes its arrays.
   void Prepare();
   StepPlan PlanStep(const ScheduledStep& scheduled) const;
-  // `shared` holds the runs that its sequences share.
-  StepShape ChainShape(const ScheduledStep& scheduled, std::span<const SharedRun> shared) const;
+  // Plans the step as a chain of kernels. If its sequences share anything, this overwrites the
+  // arrays of the next step with the table by which it decides.
+  StepPlan PlanChain(const ScheduledStep& scheduled) const;
   // The numbers of parts into which the contexts of a step are cut if it runs as one kernel, one
   // entry per row including padding; empty if it must run as a chain.
   std::vector<int32_t> OneKernelParts(const ScheduledStep& scheduled) const;
   // The numbers of tiles of the contexts of `rows` decode rows, as decode_step counts them; 0 in
   // padding.
   std::vector<int32_t> DecodeTiles(const ScheduledStep& scheduled, int32_t rows) const;
-  // Returns the runs that several decode rows share and that a chain of the full grid may read
-  // once.
+  // Returns the runs that several decode rows share and that a chain may read once.
   std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled) const;
   // Writes the arrays of the next step, which may be empty except for padding.
   PreparedStep WriteArrays(const ScheduledStep& scheduled, StepPlan plan);
@@ -227,6 +228,7 @@ class Decoder {
                          const StepArrays& arrays) const;
   void Collect(int turn);
   std::byte* Arrays() const { return ranks_[0]->turns[turn_].arrays.data(); }  // of the next step
+  std::byte* ArraysToWrite() const;  // the same; throws if the step that has them is in flight
 
   ModelSpec spec_;
   RankGroup group_;

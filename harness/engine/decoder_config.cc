@@ -245,9 +245,8 @@ int64_t DecoderConfig::MaxPartials(int32_t bucket) const {
 }
 
 bool DecoderConfig::ChoosesGrid() const {
-  const bool always_shares = SharesReads() && options.sharing == ChunkSharing::kAlways;
   // Clusters and warps share nothing.
-  return full_grid.num_lanes > 0 && !Ablates(Ablation::kChunkDecode) && !always_shares;
+  return full_grid.num_lanes > 0 && !Ablates(Ablation::kChunkDecode) && !AlwaysSharesReads();
 }
 
 StepShape DecoderConfig::DecodeShape(int32_t bucket, int64_t longest, int64_t tokens,

@@ -112,6 +112,9 @@ struct DecoderConfig {
     return options.reuse && options.sharing != ChunkSharing::kNever &&
            !Ablates(Ablation::kChunkDecode);
   }
+  bool AlwaysSharesReads() const {
+    return SharesReads() && options.sharing == ChunkSharing::kAlways;
+  }
 };
 
 // The room for sums of a decoder with several ranks.

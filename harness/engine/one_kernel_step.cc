@@ -44,9 +44,7 @@ std::string OneKernelRefusal(const ModelSpec& spec, const DecoderConfig& config,
       config.options.delayed->op != StepOp::kSampling) {
     return StrCat("a delay of ", Name(config.options.delayed->op));
   }
-  if (config.options.sharing == ChunkSharing::kAlways && config.options.reuse) {
-    return "shared contexts are always read once";
-  }
+  if (config.AlwaysSharesReads()) return "shared contexts are always read once";
   if (spec.norm != NormKind::kRms) return "LayerNorm; it takes RMSNorm";
   if (spec.mlp != ActivationKind::kGatedSilu) return "an MLP without a gate";
   if (spec.position != PositionKind::kRope) return "learned positions; it takes RoPE";

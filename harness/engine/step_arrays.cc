@@ -124,10 +124,10 @@ void TableWriter::Add(std::span<const int32_t> pages, int32_t length, int32_t ne
   EndSequence(new_tokens);
 }
 
-bool PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
+void PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
                    const PagedKvLayout& layout, int32_t num_q_heads, const DeviceFacts& device,
-                   std::span<const SharedRun> runs, ChunkSharing sharing) {
-  if (shape.num_seqs == 0 || device.sm_count == 0) return false;
+                   std::span<const SharedRun> runs) {
+  if (shape.num_seqs == 0 || device.sm_count == 0) return;
   switch (shape.kind) {
     case AttentionKind::kPagedPrefill: {
       const PagedPrefillPlan plan =
@@ -141,19 +141,15 @@ bool PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
       shape.num_tiles = static_cast<int32_t>(plan.tiles.size());
       shape.num_parts = static_cast<int32_t>(plan.parts.size());
       shape.tile_tokens = plan.tile_tokens;
-      return false;
+      break;
     }
-    case AttentionKind::kChunkDecode: {
-      if (shape.grid.num_lanes == 0) return false;
-      const ChunkDecodePlanRoom room = DecodeRoomOf(shape);
-      const ChunkDecodePlan plan =
-          PlanChunkDecode(arrays.Table(shape), layout, num_q_heads, device,
-                          {.runs = runs, .sharing = sharing, .grid = shape.grid, .room = &room});
-      plan.CopyTo(room, arrays.plan);
-      return plan.reads_once;
-    }
+    case AttentionKind::kChunkDecode:
+      if (shape.grid.num_lanes == 0) break;
+      PlanChunkDecode(arrays.Table(shape), layout, num_q_heads, device,
+                      {.runs = runs, .grid = shape.grid})
+          .CopyTo(DecodeRoomOf(shape), arrays.plan);
+      break;
   }
-  return false;
 }
 
 }  // namespace tokline

@@ -122,10 +122,9 @@ class TableWriter {
 
 // Plans the launch from host arrays that a TableWriter has filled, and writes the plan into the
 // arrays and the shape. Does nothing without a device (facts of 0 SMs). `runs` are the shared runs
-// of a kChunkDecode launch. Returns whether the plan reads these runs once.
-bool PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
+// that a kChunkDecode launch reads once.
+void PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
                    const PagedKvLayout& layout, int32_t num_q_heads, const DeviceFacts& device,
-                   std::span<const SharedRun> runs = {},
-                   ChunkSharing sharing = ChunkSharing::kWhenItPays);
+                   std::span<const SharedRun> runs = {});
 
 }  // namespace tokline

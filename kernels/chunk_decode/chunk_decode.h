@@ -126,7 +126,6 @@ struct ChunkDecodePlan {
   ChunkDecodePlanRoom size;      // the exact sizes
   std::vector<std::byte> block;  // [size.Bytes()]
   int32_t num_partials = 0;      // partial states per KV head
-  bool reads_once = false;       // some task has several members
 
   ChunkDecodePlanView View() const { return size.View(block.data()); }
   std::span<const int32_t> LaneTaskIndptr() const;
@@ -202,8 +201,8 @@ std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t gr
                                          ChunkSharing sharing = ChunkSharing::kWhenItPays);
 
 // Whether it pays for `members` sequences to read a run of `tiles` tiles once. `group` is the
-// number of query heads per KV head. A search for runs keeps those that pay; PlanChunkDecode
-// decides whether the step as a whole gains.
+// number of query heads per KV head. A search for runs keeps those that pay;
+// ChooseChunkDecodeSharing decides whether the step as a whole gains.
 bool SharingPays(int32_t members, int64_t tiles, int32_t group);
 
 // The number of tokens, over all sequences, that need not be read if the lanes of such a grid read
@@ -211,27 +210,36 @@ bool SharingPays(int32_t members, int64_t tiles, int32_t group);
 int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group,
                           const ChunkDecodeGrid& grid = {});
 
-struct ChunkDecodePlanOptions {
-  // The runs that sequences share, if any: SharedRunsOfTable(table), or runs that the caller
-  // already knows.
+// How a step reads the contexts of its sequences.
+struct ChunkDecodeChoice {
+  // The runs that are read once. Each sequence reads everything else by itself.
   std::span<const SharedRun> runs = {};
-  // Whether to read the runs once or separately for each sequence, from the same table. They are
-  // always read separately if the grid ReadsWhole() and has no run lanes.
-  ChunkSharing sharing = ChunkSharing::kWhenItPays;
-  // If it has no lanes, PlanChunkDecode chooses: the grid of ChooseChunkDecodeGrid, or the full
-  // grid if a sequence has more than one segment (shared or shifted chunks), with run lanes if they
-  // read any of these.
+  // Without lanes: the grid of ChooseChunkDecodeGrid, or the full grid if a sequence has more than
+  // one segment (shared or shifted chunks).
   ChunkDecodeGrid grid = {};
-  // If a plan that reads the runs once does not fit this room, each sequence reads them separately.
-  // Null means that any size fits.
-  const ChunkDecodePlanRoom* room = nullptr;
+  int64_t tokens_saved = 0;  // SharedTokensSaved of these runs on this grid
 };
 
-// Plans a step. `table` is a host table that Validate(table, layout) accepts, with the pages that
-// the launch will read: the plan contains some of their numbers. A pure function.
+// Decides whether a step reads the shared runs of a table once, all of them or none, and on which
+// grid. Everything that follows, PlanChunkDecode included, obeys. With kWhenItPays the runs are
+// read once if a model of the time says that the step ends at least 4 us earlier. `grid` is the
+// grid that the caller launches unless run lanes read some of the runs. If it ReadsWhole(), only
+// run lanes read anything once. If it has no lanes, the fastest grid of each way is considered.
+// Without a device (0 SMs) all runs are read once. `table` is a host table that lists the runs'
+// chunks; its pages are not read and may be null. A pure function.
+ChunkDecodeChoice ChooseChunkDecodeSharing(const ChunkTableView& table,
+                                           std::span<const SharedRun> runs,
+                                           const PagedKvLayout& layout, int32_t num_q_heads,
+                                           const DeviceFacts& device,
+                                           ChunkSharing sharing = ChunkSharing::kWhenItPays,
+                                           const ChunkDecodeGrid& grid = {});
+
+// Plans a step that reads as `choice` says. `table` is a host table that Validate(table, layout)
+// accepts, with the pages that the launch will read: the plan contains some of their numbers.
+// Throws InvalidArgument if the grid cannot read the table like this. A pure function.
 ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout& layout,
                                 int32_t num_q_heads, const DeviceFacts& device,
-                                const ChunkDecodePlanOptions& options = {});
+                                const ChunkDecodeChoice& choice = {});
 
 // As many block lanes as the device runs at a time. This grid serves any table.
 ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device);
@@ -275,16 +283,6 @@ ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKv
 // all of an SM's shared memory.
 std::vector<ChunkDecodeGrid> ChunkDecodeRunGrids(const PagedKvLayout& layout,
                                                  const DeviceFacts& device);
-
-// Returns the one of these grids that takes the least time by a model. Returns the full grid if run
-// lanes would read no run. Unless `sharing` is kAlways, also returns it if no grid with run lanes
-// is faster than those of ChunkDecodeGrids without sharing. Run lanes read runs of more query rows
-// than a tile, without shifts. `lengths` are the tokens of each sequence.
-ChunkDecodeGrid ChooseChunkDecodeRunGrid(std::span<const SharedRun> runs,
-                                         std::span<const int64_t> lengths,
-                                         const PagedKvLayout& layout, int32_t group,
-                                         const DeviceFacts& device,
-                                         ChunkSharing sharing = ChunkSharing::kWhenItPays);
 
 int64_t ChunkDecodeCounterBytes(int32_t num_seqs, const PagedKvLayout& layout);
 int64_t ChunkDecodeWorkspaceBytes(int32_t num_seqs, int64_t max_partials, int32_t num_q_heads,

@@ -26,26 +26,6 @@ using Segment = ChunkDecodeSegment;
 using Piece = ChunkDecodePiece;
 using Shares = ChunkDecodeShares;
 
-// The tokens of each sequence.
-std::vector<int64_t> LengthsOf(const ChunkTableView& table) {
-  std::vector<int64_t> lengths;
-  for (int32_t s = 0; s < table.num_seqs; ++s) lengths.push_back(SequenceLength(table, s));
-  return lengths;
-}
-
-// What lanes other than run lanes read of a plan's sequences.
-ChunkDecodeLoad OtherLoadOf(const ChunkDecodePlan& plan) {
-  std::vector<int64_t> lengths(static_cast<size_t>(plan.size.num_seqs), 0);
-  const auto others = plan.LaneTaskIndptr()[static_cast<size_t>(plan.size.grid.num_lanes)];
-  for (const ChunkDecodeTask& task : plan.Tasks().first(static_cast<size_t>(others))) {
-    for (int32_t r = task.range_begin; r < task.range_end; ++r) {
-      const ChunkDecodeRange& range = plan.Ranges()[static_cast<size_t>(r)];
-      lengths[static_cast<size_t>(task.first_member.seq)] += range.token_end - range.token_begin;
-    }
-  }
-  return LoadOf(lengths);
-}
-
 // The offsets at which the arrays of a plan begin, in the order of ChunkDecodePlanView, and at
 // which the last one ends.
 std::array<int64_t, 7> OffsetsIn(const ChunkDecodePlanRoom& room) {
@@ -158,8 +138,7 @@ struct Draft {
                                   .ranges = std::ssize(ranges),
                                   .members = std::ssize(members)},
                          .block = {},
-                         .num_partials = seq_partial_indptr.back(),
-                         .reads_once = members.size() > tasks.size()};
+                         .num_partials = seq_partial_indptr.back()};
     const auto at = OffsetsIn(plan.size);
     plan.block.resize(static_cast<size_t>(at.back()));
     const auto put = [&plan](const auto& array, int64_t offset) {
@@ -179,12 +158,20 @@ struct Draft {
   }
 };
 
-ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segment> segments,
-                             const PagedKvLayout& layout, int32_t group, const DeviceFacts& device,
-                             ChunkDecodeGrid grid) {
+}  // namespace
+
+ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout& layout,
+                                int32_t num_q_heads, const DeviceFacts& device,
+                                const ChunkDecodeChoice& choice) {
+  const int32_t group = GroupOf(num_q_heads, layout);
+  ChunkDecodeGrid grid = choice.grid;
+  const bool by_run_lanes =
+      grid.num_lanes > 0 && grid.run_lanes > 0 && !ChunkDecodeBundles(grid, table.num_seqs, group);
+  const ChunkDecodeSegments all(table, group, choice.runs, by_run_lanes);
+  const std::span<const Segment> segments = all.All();
   if (grid.num_lanes == 0) {
     grid = OneSegmentEach(segments)
-               ? ChooseChunkDecodeGrid(LoadOf(LengthsOf(table)), layout, group, device)
+               ? ChooseChunkDecodeGrid(LoadOf(SequenceLengths(table)), layout, group, device)
                : ChunkDecodeFullGrid(layout, device);
   }
   const bool clustered = grid.cluster_lanes > 1;
@@ -324,62 +311,6 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
     task.first_states_begin = indptr[0];
   }
   return plan.Pack(table, layout.Pages());
-}
-
-}  // namespace
-
-ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout& layout,
-                                int32_t num_q_heads, const DeviceFacts& device,
-                                const ChunkDecodePlanOptions& options) {
-  const int32_t group = GroupOf(num_q_heads, layout);
-  const auto plan = [&](const ChunkDecodeSegments& segments, const ChunkDecodeGrid& grid) {
-    return PlanSegments(table, segments.All(), layout, group, device, grid);
-  };
-  const ChunkDecodeSegments alone(table, group, {}, false);
-  const std::span<const SharedRun> runs = options.runs;
-  const bool reads_whole = options.grid.ReadsWhole() && options.grid.run_lanes == 0;
-  if (runs.empty() || options.sharing == ChunkSharing::kNever || reads_whole) {
-    return plan(alone, options.grid);
-  }
-  ChunkDecodeGrid once_grid = options.grid;
-  if (once_grid.num_lanes == 0) {
-    once_grid =
-        ChooseChunkDecodeRunGrid(runs, LengthsOf(table), layout, group, device, options.sharing);
-  }
-  const bool by_run_lanes =
-      once_grid.run_lanes > 0 && !ChunkDecodeBundles(once_grid, table.num_seqs, group);
-  const ChunkDecodeSegments shared(table, group, runs, by_run_lanes);
-  if (once_grid.ReadsWhole() && !OneSegmentEach(shared.All())) {
-    if (options.grid.num_lanes > 0) return plan(alone, options.grid);
-    once_grid =
-        ChunkDecodeRunGrids(layout, device)[0];  // blocks read several segments of a sequence
-  }
-  ChunkDecodePlan once = plan(shared, once_grid);
-  const bool fits = options.room == nullptr || options.room->Holds(once.size);
-  if (!once.reads_once || !fits) return plan(alone, options.grid);
-  if (options.sharing == ChunkSharing::kAlways) return once;
-  // A sequence that reads a run by itself finds in the L2 what others have read.
-  double tiles = 0, cached_tiles = 0;
-  for (const Segment& segment : alone.All()) tiles += segment.tiles;
-  for (const SharedRun& run : runs) {
-    for (const int32_t chunk : run.chunks) {
-      const int64_t of_chunk = DivideUp(table.chunk_lengths[chunk], kChunkDecodeTileTokens);
-      cached_tiles += static_cast<double>((std::ssize(run.members) - 1) * of_chunk);
-    }
-  }
-  const double tile_us = SharedTileUs(cached_tiles, tiles);
-  ChunkDecodePlan each = plan(alone, options.grid);
-  const auto time_of = [&](const ChunkDecodePlan& of, double of_tile_us) {
-    const ChunkDecodeGrid& grid = of.size.grid;
-    if (!grid.ReadsWhole()) return RunLanesUs(of) + EstimateUs(of, group, of_tile_us);
-    const int64_t states = grid.run_lanes > 0 ? of.num_partials / of.size.num_seqs : 0;
-    return RunLanesUs(of) + RunStatesUs(states, table.num_seqs, grid, group) +
-           GridUs(OtherLoadOf(of), grid, ChunkDecodeFullGrid(layout, device), layout.head_dim,
-                  group, of_tile_us);
-  };
-  const double once_us = time_of(once, kChunkDecodeTimes.memory_tile_us);
-  const double each_us = time_of(each, tile_us);
-  return once_us + kChunkDecodeTimes.least_gain_us < each_us ? once : each;
 }
 
 }  // namespace tokline

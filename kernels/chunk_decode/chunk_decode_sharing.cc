@@ -1,4 +1,4 @@
-// Finds shared runs, and compares the modelled times of shared and of separate reads.
+// Finds shared runs, and decides by the model of a block's time whether a step reads them once.
 #include "kernels/chunk_decode/chunk_decode_sharing.h"
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/chunk_decode/chunk_decode_plan.h"
+#include "kernels/chunk_decode/chunk_decode_segments.h"
 #include "kernels/chunk_decode/chunk_decode_times.h"
 #include "kernels/common/rounding.h"
 
@@ -25,6 +26,48 @@ double TileUs(int32_t members, int32_t group) {
     members -= part;
   }
   return us;
+}
+
+// What lanes other than run lanes read of a plan's sequences.
+ChunkDecodeLoad OtherLoadOf(const ChunkDecodePlan& plan) {
+  std::vector<int64_t> lengths(static_cast<size_t>(plan.size.num_seqs), 0);
+  const auto others = plan.LaneTaskIndptr()[static_cast<size_t>(plan.size.grid.num_lanes)];
+  for (const ChunkDecodeTask& task : plan.Tasks().first(static_cast<size_t>(others))) {
+    for (int32_t r = task.range_begin; r < task.range_end; ++r) {
+      const ChunkDecodeRange& range = plan.Ranges()[static_cast<size_t>(r)];
+      lengths[static_cast<size_t>(task.first_member.seq)] += range.token_end - range.token_begin;
+    }
+  }
+  return LoadOf(lengths);
+}
+
+// When the last lane of a plan ends if a tile of at most 16 query rows takes `tile_us`.
+double PlanUs(const ChunkDecodePlan& plan, const PagedKvLayout& layout, int32_t group,
+              const DeviceFacts& device, double tile_us) {
+  const ChunkDecodeGrid& grid = plan.size.grid;
+  if (!grid.ReadsWhole()) return RunLanesUs(plan) + EstimateUs(plan, group, tile_us);
+  const auto num_seqs = static_cast<int32_t>(plan.size.num_seqs);
+  const int64_t states = grid.run_lanes > 0 ? plan.num_partials / num_seqs : 0;
+  return RunLanesUs(plan) + RunStatesUs(states, num_seqs, grid, group) +
+         GridUs(OtherLoadOf(plan), grid, ChunkDecodeFullGrid(layout, device), layout.head_dim,
+                group, tile_us);
+}
+
+// The time of a tile if each sequence reads by itself: it finds in the L2 what others have read.
+double AloneTileUs(const ChunkTableView& table, std::span<const SharedRun> runs) {
+  const auto tiles_of = [&](int32_t chunk) {
+    return DivideUp(table.chunk_lengths[chunk], kChunkDecodeTileTokens);
+  };
+  int64_t tiles = 0, cached_tiles = 0;
+  for (int32_t i = 0; i < table.seq_chunk_indptr[table.num_seqs]; ++i) {
+    tiles += tiles_of(table.seq_chunks[i]);
+  }
+  for (const SharedRun& run : runs) {
+    for (const int32_t chunk : run.chunks) {
+      cached_tiles += (std::ssize(run.members) - 1) * tiles_of(chunk);
+    }
+  }
+  return SharedTileUs(static_cast<double>(cached_tiles), static_cast<double>(tiles));
 }
 
 }  // namespace
@@ -127,6 +170,38 @@ int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group,
     tokens += run.tokens * (members - parts);
   }
   return tokens;
+}
+
+ChunkDecodeChoice ChooseChunkDecodeSharing(const ChunkTableView& table,
+                                           std::span<const SharedRun> runs,
+                                           const PagedKvLayout& layout, int32_t num_q_heads,
+                                           const DeviceFacts& device, ChunkSharing sharing,
+                                           const ChunkDecodeGrid& grid) {
+  const int32_t group = GroupOf(num_q_heads, layout);
+  ChunkDecodeChoice once{.runs = runs, .grid = grid, .tokens_saved = 0}, each{.grid = grid};
+  if (sharing == ChunkSharing::kNever) return each;
+  if (device.sm_count > 0) {
+    const ChunkDecodeGrid run_grid =
+        ChooseChunkDecodeRunGrid(runs, SequenceLengths(table), layout, group, device, sharing);
+    if (run_grid.run_lanes == 0 && grid.ReadsWhole()) return each;
+    if (run_grid.run_lanes > 0 || grid.num_lanes == 0) once.grid = run_grid;
+    // Warps read one segment of each sequence; blocks read the several that shifts leave.
+    if (once.grid.ReadsWhole() && table.seq_shifts != nullptr &&
+        !OneSegmentEach(ChunkDecodeSegments(table, group, runs, true).All())) {
+      once.grid = ChunkDecodeRunGrids(layout, device)[0];
+    }
+    if (grid.num_lanes > 0) each.grid = once.grid;
+  }
+  once.tokens_saved = SharedTokensSaved(runs, group, once.grid);
+  if (once.tokens_saved == 0) return each;
+  if (sharing == ChunkSharing::kAlways || device.sm_count == 0) return once;
+  const auto us_of = [&](const ChunkDecodeChoice& choice, double tile_us) {
+    return PlanUs(PlanChunkDecode(table, layout, num_q_heads, device, choice), layout, group,
+                  device, tile_us);
+  };
+  const double once_us = us_of(once, kChunkDecodeTimes.memory_tile_us);
+  const double each_us = us_of(each, AloneTileUs(table, runs));
+  return once_us + kChunkDecodeTimes.least_gain_us < each_us ? once : each;
 }
 
 }  // namespace tokline

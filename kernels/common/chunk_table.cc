@@ -50,6 +50,12 @@ int64_t SequenceLength(const ChunkTableView& table, int32_t seq) {
   return length;
 }
 
+std::vector<int64_t> SequenceLengths(const ChunkTableView& table) {
+  std::vector<int64_t> lengths;
+  for (int32_t s = 0; s < table.num_seqs; ++s) lengths.push_back(SequenceLength(table, s));
+  return lengths;
+}
+
 void Validate(const ChunkTableView& table, const PagedKvLayout& layout) {
   Validate(layout);
   Require(table.num_seqs >= 0 && table.num_chunks >= 0, "chunk table has num_seqs ", table.num_seqs,

@@ -52,6 +52,8 @@ class ChunkTable {
 
 // The number of tokens in the context of sequence `seq`. The table must be on the host.
 int64_t SequenceLength(const ChunkTableView& table, int32_t seq);
+// The same of each sequence.
+std::vector<int64_t> SequenceLengths(const ChunkTableView& table);
 
 // Checks a host table: the index arrays are ascending, chunk and page ids are in range, and each
 // chunk's pages can hold its length. Throws InvalidArgument, which names the sequence or chunk.

@@ -130,14 +130,6 @@ ChunkDecodeGrid FullGrid(const Setting& setting) {
   return ChunkDecodeFullGrid(setting.layout, kH200);
 }
 
-// The grid of a decoder that always shares; the full grid where run lanes would read nothing.
-ChunkDecodeGrid RunGrid(const Forest& forest, const Setting& setting, const SharedRuns& shared) {
-  std::vector<int64_t> lengths;
-  for (const Forest::Row& row : forest.rows) lengths.push_back(row.length);
-  return ChooseChunkDecodeRunGrid(shared, lengths, setting.layout, setting.group, kH200,
-                                  ChunkSharing::kAlways);
-}
-
 // The arrays of a decode step, initialised with garbage and followed by a guard.
 class Arrays {
  public:
@@ -154,10 +146,9 @@ class Arrays {
       contexts.Add(row, forest.rows[row].pages, forest.rows[row].length);
     }
   }
-  // Returns whether the plan reads the runs once.
-  bool Plan(const Setting& setting, const SharedRuns& shared, ChunkSharing sharing) {
-    return PlanAttention(shape_.decode, arrays_, setting.layout,
-                         setting.layout.num_kv_heads * setting.group, kH200, shared, sharing);
+  void Plan(const Setting& setting, const SharedRuns& read_once) {
+    PlanAttention(shape_.decode, arrays_, setting.layout,
+                  setting.layout.num_kv_heads * setting.group, kH200, read_once);
   }
   bool GuardIntact() const {
     return std::all_of(block_.begin() + bytes_, block_.end(),
@@ -288,6 +279,19 @@ void ExpectPlanCoversTheRows(const Forest& forest, const Arrays& arrays, const S
   }
 }
 
+// Decides as a decoder does that launches the full grid if run lanes read nothing, on a device that
+// has run lanes or not.
+ChunkDecodeChoice Choose(const Forest& forest, const Setting& setting, SharedRuns& shared,
+                         ChunkSharing sharing, bool run_lanes) {
+  DeviceFacts device = kH200;
+  device.code_is_sm90a = run_lanes;
+  Arrays arrays(ShapeOf(forest, setting, {}));
+  arrays.Write(forest, shared, setting.layout.page_size);
+  return ChooseChunkDecodeSharing(arrays.Table(), shared, setting.layout,
+                                  setting.layout.num_kv_heads * setting.group, device, sharing,
+                                  FullGrid(setting));
+}
+
 int64_t TokensOf(const Arrays& arrays) {
   const ChunkDecodePlanView plan = arrays.Planned();
   int64_t tokens = 0;
@@ -299,9 +303,8 @@ int64_t TokensOf(const Arrays& arrays) {
   return tokens;
 }
 
-int64_t TokensToRead(const Forest& forest, const SharedRuns& shared, int32_t group,
-                     const ChunkDecodeGrid& grid) {
-  int64_t tokens = -SharedTokensSaved(shared, group, grid);
+int64_t TokensOf(const Forest& forest) {
+  int64_t tokens = 0;
   for (const Forest::Row& row : forest.rows) tokens += row.length;
   return tokens;
 }
@@ -329,8 +332,9 @@ TEST(SharedRunsTest, RandomForestsAreReadTokenByTokenOnceARow) {
       SharedRuns shared = forest->Find(setting.group, sharing);
       ASSERT_NO_FATAL_FAILURE(ExpectRunsAreCommon(*forest, shared));
       EXPECT_TRUE(kind != Kind::kAlone || shared.empty());
-      const ChunkDecodeGrid grid =
-          round % 2 == 0 ? FullGrid(setting) : RunGrid(*forest, setting, shared);
+      const ChunkDecodeChoice choice =
+          Choose(*forest, setting, shared, sharing, /*run_lanes=*/round % 2 == 1);
+      const ChunkDecodeGrid& grid = choice.grid;
       Arrays arrays(ShapeOf(*forest, setting, grid));
       arrays.Write(*forest, shared, setting.layout.page_size);
       ASSERT_NO_THROW(Validate(arrays.Table(), setting.layout));
@@ -338,11 +342,11 @@ TEST(SharedRunsTest, RandomForestsAreReadTokenByTokenOnceARow) {
           ExpectTableIsThatOfTheRows(*forest, arrays, setting.layout.page_size));
       ASSERT_NO_FATAL_FAILURE(
           ExpectTableTellsTheRuns(shared, arrays.Table(), setting.group, sharing));
-      const bool once = arrays.Plan(setting, shared, sharing);
+      const bool once = !choice.runs.empty();
+      arrays.Plan(setting, once ? shared : SharedRuns{});
       ASSERT_TRUE(arrays.GuardIntact());
       ASSERT_NO_FATAL_FAILURE(ExpectPlanCoversTheRows(*forest, arrays, setting));
-      const SharedRuns read = once ? shared : SharedRuns{};
-      ASSERT_EQ(TokensOf(arrays), TokensToRead(*forest, read, setting.group, grid));
+      ASSERT_EQ(TokensOf(arrays), TokensOf(*forest) - choice.tokens_saved);
       read_once += once && sharing == ChunkSharing::kWhenItPays;
       by_run_lanes += once && grid.run_lanes > 0;
       by_warps += once && grid.run_lanes > 0 && grid.block_lanes > 1;
@@ -366,15 +370,16 @@ TEST(SharedRunsTest, PlansOfThousandsOfForestsHaveRoomInGraphs) {
                    1 + static_cast<int32_t>(rng() % 24), rng);
     for (const ChunkSharing sharing : {ChunkSharing::kAlways, ChunkSharing::kWhenItPays}) {
       SharedRuns shared = forest->Find(setting.group, sharing);
-      const AttentionShape shape = ShapeOf(
-          *forest, setting, round % 2 == 0 ? FullGrid(setting) : RunGrid(*forest, setting, shared));
+      const ChunkDecodeGrid grid =
+          Choose(*forest, setting, shared, ChunkSharing::kAlways, round % 2 == 1).grid;
+      const AttentionShape shape = ShapeOf(*forest, setting, grid);
       const ChunkDecodePlanRoom room = DecodeRoomOf(shape);
       Arrays arrays(shape);
       ASSERT_NO_THROW(arrays.Write(*forest, shared, setting.layout.page_size)) << round;
       const auto plan_of = [&](std::span<const SharedRun> runs) {
         return PlanChunkDecode(arrays.Table(), setting.layout,
                                setting.layout.num_kv_heads * setting.group, kH200,
-                               {.runs = runs, .sharing = sharing, .grid = shape.grid});
+                               {.runs = runs, .grid = grid});
       };
       const ChunkDecodePlan plan = plan_of(shared);
       ASSERT_TRUE(room.Holds(plan.size)) << round;
@@ -401,10 +406,8 @@ TEST(SharedRunsTest, SmallGainsAreLeft) {
       for (int32_t at = 0; at < chunks; ++at) forest.Extend(row, 0, 256);
       forest.Finish(std::move(row), 50);
     }
-    Arrays arrays(ShapeOf(forest, setting, FullGrid(setting)));
     SharedRuns shared = forest.Find(setting.group, ChunkSharing::kWhenItPays);
-    arrays.Write(forest, shared, 256);
-    return arrays.Plan(setting, shared, ChunkSharing::kWhenItPays);
+    return !Choose(forest, setting, shared, ChunkSharing::kWhenItPays, false).runs.empty();
   };
   EXPECT_FALSE(shares(2, 16));
   EXPECT_FALSE(shares(2, 32));  // 2.2 us by the model
@@ -412,24 +415,6 @@ TEST(SharedRunsTest, SmallGainsAreLeft) {
   EXPECT_TRUE(shares(32, 16));
   EXPECT_TRUE(shares(256, 2));
   EXPECT_TRUE(shares(256, 16));
-}
-
-TEST(SharedRunsTest, PlanWithoutRoomReadsAlone) {
-  std::mt19937 rng(8);
-  const Setting setting{
-      .layout = {.num_pages = 1 << 16, .num_kv_heads = 8, .page_size = 256, .head_dim = 128},
-      .group = 2};
-  const auto forest = MakeForest(Kind::kOneChain, 32, 256, 16, rng);
-  SharedRuns shared = forest->Find(setting.group, ChunkSharing::kAlways);
-  ASSERT_FALSE(shared.empty());
-  AttentionShape shape = ShapeOf(*forest, setting, FullGrid(setting));
-  shape.shared_runs = 0;  // leaves no room for sharing
-  shape.task_members = 1;
-  Arrays arrays(shape);
-  arrays.Write(*forest, shared, 256);
-  EXPECT_FALSE(arrays.Plan(setting, shared, ChunkSharing::kAlways));
-  EXPECT_TRUE(arrays.GuardIntact());
-  ExpectPlanCoversTheRows(*forest, arrays, setting);
 }
 
 TEST(SharedRunsTest, RunsFollowTheTreeAndTakeInWhatDoesNotPayAlone) {

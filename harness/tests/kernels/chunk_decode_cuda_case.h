@@ -53,9 +53,15 @@ inline DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
   pages.push_back(0);  // never empty
   ChunkTableView planned = host;
   planned.chunk_pages = pages.data();
+  ChunkDecodeChoice choice{.grid = grid};
+  if (grid.num_lanes == 0) {
+    choice = ChooseChunkDecodeSharing(planned, runs, decode.layout, decode.num_q_heads,
+                                      QueryDeviceFacts(), run.sharing);
+  } else if (!grid.ReadsWhole() || grid.run_lanes > 0) {
+    choice.runs = runs;
+  }
   const ChunkDecodePlan plan =
-      PlanChunkDecode(planned, decode.layout, decode.num_q_heads, QueryDeviceFacts(),
-                      {.runs = runs, .sharing = run.sharing, .grid = grid});
+      PlanChunkDecode(planned, decode.layout, decode.num_q_heads, QueryDeviceFacts(), choice);
   EXPECT_TRUE(!run.grid.takes_parts || plan.num_partials > 0) << "no sequence has parts";
   if (const ChunkDecodeGrid& used = plan.size.grid;
       used.run_lanes > 0 && run.sharing == ChunkSharing::kAlways) {

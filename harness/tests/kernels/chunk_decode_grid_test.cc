@@ -181,7 +181,7 @@ TEST(ChunkDecodePlanTest, ClustersAreRefusedWhereTheCodeHasNone) {
   DeviceFacts facts = kDevice;
   facts.code_architecture = 80;  // as PTX of compute_80 on an H200
   facts.code_is_sm90a = false;
-  const ChunkDecodePlanOptions options{.grid = {.num_lanes = 8, .cluster_lanes = 8}};
+  const ChunkDecodeChoice options{.grid = {.num_lanes = 8, .cluster_lanes = 8}};
   EXPECT_NO_THROW(PlanChunkDecode(table.View(), layout, 4, kDevice, options));
   EXPECT_THAT(
       [&] { PlanChunkDecode(table.View(), layout, 4, facts, options); },

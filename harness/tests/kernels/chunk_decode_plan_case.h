@@ -22,6 +22,9 @@ namespace tokline::testing {
 
 inline constexpr DeviceFacts kDevice = testing::kH200;
 
+// Whether some task has several members.
+inline bool ReadsOnce(const ChunkDecodePlan& plan) { return plan.size.members > plan.size.tasks; }
+
 inline int32_t LaneOf(const ChunkDecodePlan& plan, size_t task) {
   const auto next = std::ranges::upper_bound(plan.LaneTaskIndptr(), static_cast<int32_t>(task));
   return static_cast<int32_t>(next - plan.LaneTaskIndptr().begin()) - 1;

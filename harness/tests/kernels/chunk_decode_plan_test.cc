@@ -6,6 +6,7 @@
 
 #include "harness/tests/kernels/chunk_decode_plan_case.h"
 #include "harness/tests/message_of.h"
+#include "kernels/chunk_decode/chunk_decode_segments.h"
 #include "kernels/chunk_decode/chunk_decode_times.h"
 
 namespace tokline::testing {
@@ -51,20 +52,27 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
       table.AddSequence(options.sequences[s], options.shifts[s]);
     Validate(table.View(), layout);
     const auto runs = SharedRunsOfTable(table.View(), options.group, ChunkSharing::kAlways);
+    const bool one_segment_each =
+        OneSegmentEach(ChunkDecodeSegments(table.View(), options.group, runs, true).All());
+    const int32_t num_q_heads = options.num_kv_heads * options.group;
     for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kAlways}) {
       for (int repeat = 0; repeat < 2; ++repeat) {
         SCOPED_TRACE(StrCat("round ", round, " sharing ", static_cast<int>(sharing)));
         const bool warps = run_lanes > 0 && repeat == 1;  // shifts leave several segments
         const int32_t num_lanes =
             static_cast<int32_t>(rng() % 40) / (warps ? 4 : 1) * (warps ? 4 : 1);
+        ChunkDecodeChoice choice =
+            ChooseChunkDecodeSharing(table.View(), runs, layout, num_q_heads, kDevice, sharing);
+        if (num_lanes > 0) {
+          choice = {
+              .runs = {},
+              .grid = {
+                  .num_lanes = num_lanes, .block_lanes = warps ? 4 : 1, .run_lanes = run_lanes}};
+          if (sharing == ChunkSharing::kAlways && (!warps || one_segment_each)) choice.runs = runs;
+        }
         const ChunkDecodePlan plan =
-            PlanChunkDecode(table.View(), layout, options.num_kv_heads * options.group, kDevice,
-                            {.runs = runs,
-                             .sharing = sharing,
-                             .grid = {.num_lanes = num_lanes,
-                                      .block_lanes = num_lanes > 0 && warps ? 4 : 1,
-                                      .run_lanes = run_lanes}});
-        CheckPlan(table.View(), layout, options.num_kv_heads * options.group, plan);
+            PlanChunkDecode(table.View(), layout, num_q_heads, kDevice, choice);
+        CheckPlan(table.View(), layout, num_q_heads, plan);
         if (HasFatalFailure() || HasNonfatalFailure()) return;
         const auto first_run_lane = static_cast<size_t>(plan.size.grid.num_lanes);
         by_run_lanes += plan.LaneTaskIndptr()[first_run_lane] < plan.LaneTaskIndptr().back();
@@ -116,11 +124,9 @@ TEST(ChunkDecodePlanTest, RunLanesReadTilesOfTheirOwn) {
       }
       const ChunkDecodePlan plan =
           PlanChunkDecode(table.View(), layout, 32, kDevice,
-                          {.runs = {&run, 1},
-                           .sharing = ChunkSharing::kAlways,
-                           .grid = {.num_lanes = 33, .run_lanes = run_lanes}});
+                          {.runs = {&run, 1}, .grid = {.num_lanes = 33, .run_lanes = run_lanes}});
       CheckPlan(table.View(), layout, 32, plan);
-      EXPECT_EQ(plan.reads_once, run.tokens > 0);
+      EXPECT_EQ(ReadsOnce(plan), run.tokens > 0);
     }
   }
 }
@@ -328,8 +334,11 @@ TEST(ChunkDecodePlanTest, WhatLanesReadOfSharedRunsCountsWhenTheRestIsDealt) {
     table.AddSequence({&own, 1});
   }
   const auto runs = SharedRunsOfTable(table.View(), 2, ChunkSharing::kAlways);
-  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), kEightHeads, 16, kDevice,
-                                               {.runs = runs, .sharing = ChunkSharing::kAlways});
+  const ChunkDecodePlan plan =
+      PlanChunkDecode(table.View(), kEightHeads, 16, kDevice,
+                      ChooseChunkDecodeSharing(table.View(), runs, kEightHeads, 16, kDevice,
+                                               ChunkSharing::kAlways));
+  EXPECT_TRUE(ReadsOnce(plan));
   CheckPlan(table.View(), kEightHeads, 16, plan);
   for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
     EXPECT_LE(plan.LaneTaskIndptr()[lane + 1] - plan.LaneTaskIndptr()[lane], 1) << lane;
@@ -434,19 +443,24 @@ TEST(ChunkDecodePlanTest, ClustersShareNothing) {
   const auto plan_of = [&](int32_t num_q_heads, const ChunkDecodeGrid& grid) {
     const auto runs = SharedRunsOfTable(table.View(), num_q_heads / 2, ChunkSharing::kAlways);
     EXPECT_EQ(runs.size(), 1u);
+    const ChunkDecodeChoice choice = ChooseChunkDecodeSharing(
+        table.View(), runs, layout, num_q_heads, kDevice, ChunkSharing::kAlways, grid);
     const ChunkDecodePlan plan =
-        PlanChunkDecode(table.View(), layout, num_q_heads, kDevice,
-                        {.runs = runs, .sharing = ChunkSharing::kAlways, .grid = grid});
+        PlanChunkDecode(table.View(), layout, num_q_heads, kDevice, choice);
     CheckPlan(table.View(), layout, num_q_heads, plan);
+    EXPECT_EQ(ReadsOnce(plan), !choice.runs.empty());
+    EXPECT_EQ(ReadsOnce(plan), choice.tokens_saved > 0);
     return plan;
   };
-  EXPECT_TRUE(plan_of(16, {}).reads_once);
-  EXPECT_EQ(plan_of(16, {}).size.grid, ChunkDecodeFullGrid(layout, kDevice));
-  EXPECT_FALSE(plan_of(16, clusters).reads_once);
+  const ChunkDecodeGrid full = ChunkDecodeFullGrid(layout, kDevice);
+  EXPECT_TRUE(ReadsOnce(plan_of(16, {})));
+  EXPECT_EQ(plan_of(16, {}).size.grid, full);
+  EXPECT_FALSE(ReadsOnce(plan_of(16, clusters)));
+  EXPECT_EQ(plan_of(16, clusters).size.grid, clusters);
   // With 16 heads per group a tile of rows holds one member: both would read the chunk in any case.
-  EXPECT_FALSE(plan_of(32, {}).reads_once);
+  EXPECT_FALSE(ReadsOnce(plan_of(32, {})));
   EXPECT_EQ(plan_of(32, {}).size.grid, clusters);
-  EXPECT_FALSE(plan_of(32, ChunkDecodeFullGrid(layout, kDevice)).reads_once);
+  EXPECT_FALSE(ReadsOnce(plan_of(32, full)));
 }
 
 // Each change of the shift begins a segment, which leaves a state.

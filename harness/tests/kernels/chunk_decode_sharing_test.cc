@@ -34,28 +34,20 @@ TEST(ChunkDecodePlanTest, SharedChunkIsReadOncePerRowTile) {
   const auto runs = SharedRunsOfTable(table.View(), 4);
   const ChunkDecodePlan plan = PlanChunkDecode(
       table.View(), layout, 32, kH200, {.runs = runs, .grid = ChunkDecodeFullGrid(layout, kH200)});
-  EXPECT_TRUE(plan.reads_once);
   EXPECT_EQ(tokens_read(plan), 2 * 1024 + 32 * 128);
   EXPECT_EQ(SharedTokensSaved(runs, 4), 30 * 1024);
-  for (const ChunkDecodePlan& alone :
-       {PlanChunkDecode(table.View(), layout, 32, kH200),
-        PlanChunkDecode(table.View(), layout, 32, kH200,
-                        {.runs = runs, .sharing = ChunkSharing::kNever})}) {
-    EXPECT_FALSE(alone.reads_once);
-    EXPECT_EQ(tokens_read(alone), 32 * (1024 + 128));
-  }
-  // Where a plan that reads once has no room, the same table is read alone.
-  ChunkDecodePlanRoom room = plan.size;
-  --room.members;
-  room.ranges = 1000;
-  EXPECT_FALSE(PlanChunkDecode(table.View(), layout, 32, kH200,
-                               {.runs = runs, .grid = room.grid, .room = &room})
-                   .reads_once);
+  EXPECT_EQ(tokens_read(PlanChunkDecode(table.View(), layout, 32, kH200)), 32 * (1024 + 128));
+  const auto choice_of = [&](ChunkSharing sharing, const DeviceFacts& device = kH200) {
+    return ChooseChunkDecodeSharing(table.View(), runs, layout, 32, device, sharing);
+  };
+  EXPECT_TRUE(choice_of(ChunkSharing::kNever).runs.empty());
+  EXPECT_EQ(choice_of(ChunkSharing::kWhenItPays, DeviceFacts{}).tokens_saved, 30 * 1024);
   // A task of a run lane has room for all 128 rows.
-  const ChunkDecodePlan by_run_lanes =
-      PlanChunkDecode(table.View(), layout, 32, kH200, {.runs = runs});
-  EXPECT_EQ(by_run_lanes.size.grid.run_lanes, 132 / 8);
-  EXPECT_EQ(tokens_read(by_run_lanes), 1024 + 32 * 128);
+  const ChunkDecodeChoice choice = choice_of(ChunkSharing::kWhenItPays);
+  EXPECT_EQ(choice.runs.size(), 1u);
+  EXPECT_EQ(choice.grid.run_lanes, 132 / 8);
+  EXPECT_EQ(choice.tokens_saved, 31 * 1024);
+  EXPECT_EQ(tokens_read(PlanChunkDecode(table.View(), layout, 32, kH200, choice)), 1024 + 32 * 128);
 }
 
 // Where code for sm_90a runs, unless their queries are rotated or fit one tile of rows, or merges
@@ -123,7 +115,9 @@ TEST(ChunkDecodePlanTest, RunLanesGetEqualPieces) {
   const int32_t shared = table.AddChunk(pages, 16'384 - 5);
   for (int32_t s = 0; s < 64; ++s) table.AddSequence(std::array{shared});
   const auto runs = SharedRunsOfTable(table.View(), 4);
-  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 32, kH200, {.runs = runs});
+  const ChunkDecodePlan plan =
+      PlanChunkDecode(table.View(), layout, 32, kH200,
+                      ChooseChunkDecodeSharing(table.View(), runs, layout, 32, kH200));
   const auto lanes = plan.LaneTaskIndptr().subspan(static_cast<size_t>(plan.size.grid.num_lanes));
   ASSERT_EQ(lanes.size(), 17);
   for (size_t lane = 0; lane < 16; ++lane) {
@@ -194,7 +188,8 @@ TEST(ChunkDecodePlanTest, PlansWithoutSharedChunksAreAsTheyWere) {
     for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kWhenItPays}) {
       for (const ChunkDecodeGrid& grid : {ChunkDecodeGrid{}, ChunkDecodeFullGrid(layout, kH200)}) {
         AddToHash(PlanChunkDecode(table.View(), layout, num_q_heads, kH200,
-                                  {.runs = runs, .sharing = sharing, .grid = grid}),
+                                  ChooseChunkDecodeSharing(table.View(), runs, layout, num_q_heads,
+                                                           kH200, sharing, grid)),
                   hash);
       }
     }
@@ -230,6 +225,8 @@ ChunkTable RandomTree(std::mt19937_64& rng, int32_t page_size) {
 // that others have read comes from the L2.
 TEST(ChunkDecodePlanTest, PlanThatReadsOnceIsNeverTheSlowerOne) {
   constexpr ChunkDecodeTimes kTimes;
+  DeviceFacts without_run_lanes = kH200;
+  without_run_lanes.code_is_sm90a = false;
   std::mt19937_64 rng(7);
   int chosen = 0, left = 0;
   for (int round = 0; round < 800; ++round) {
@@ -241,15 +238,13 @@ TEST(ChunkDecodePlanTest, PlanThatReadsOnceIsNeverTheSlowerOne) {
     const ChunkTable tree = RandomTree(rng, layout.page_size);
     const ChunkTableView table = tree.View();
     const auto runs = SharedRunsOfTable(table, group);
-    const ChunkDecodeGrid grid =
-        round % 2 == 0 ? ChunkDecodeFullGrid(layout, kH200) : ChunkDecodeRunGrids(layout, kH200)[0];
-    const auto plan_of = [&](ChunkSharing sharing) {
-      return PlanChunkDecode(table, layout, layout.num_kv_heads * group, kH200,
-                             {.runs = runs, .sharing = sharing, .grid = grid});
-    };
-    const ChunkDecodePlan plan = plan_of(ChunkSharing::kWhenItPays);
-    left += !plan.reads_once && !runs.empty();
-    if (!plan.reads_once) continue;
+    const DeviceFacts& device = round % 2 == 0 ? kH200 : without_run_lanes;
+    const int32_t num_q_heads = layout.num_kv_heads * group;
+    const ChunkDecodeChoice choice =
+        ChooseChunkDecodeSharing(table, runs, layout, num_q_heads, device,
+                                 ChunkSharing::kWhenItPays, ChunkDecodeFullGrid(layout, device));
+    left += choice.runs.empty() && !runs.empty();
+    if (choice.runs.empty() || choice.grid.ReadsWhole()) continue;
     ++chosen;
     // Listings of a run beyond the first find it in the L2.
     double tiles = 0, cached = 0;
@@ -266,8 +261,11 @@ TEST(ChunkDecodePlanTest, PlanThatReadsOnceIsNeverTheSlowerOne) {
     }
     const double tile_us =
         kTimes.memory_tile_us + (kTimes.cached_tile_us - kTimes.memory_tile_us) * cached / tiles;
-    EXPECT_LT(EstimateUs(plan, group, kTimes.memory_tile_us) + kTimes.least_gain_us,
-              EstimateUs(plan_of(ChunkSharing::kNever), group, tile_us))
+    const auto plan_of = [&](const ChunkDecodeChoice& of) {
+      return PlanChunkDecode(table, layout, num_q_heads, device, of);
+    };
+    EXPECT_LT(EstimateUs(plan_of(choice), group, kTimes.memory_tile_us) + kTimes.least_gain_us,
+              EstimateUs(plan_of({.grid = choice.grid}), group, tile_us))
         << round;
   }
   EXPECT_GE(chosen, 60);
