@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "harness/engine/decoder.h"
+#include "harness/tests/engine/delayed_backend.h"
 #include "harness/tests/engine/golden.h"
 #include "harness/tests/kernels/devices.h"
 
@@ -118,6 +119,89 @@ TEST(DecoderSharingTest, ShortCommonPrefixesAreReadAlone) {
   while (decoder.HasWork()) decoder.Step();
   EXPECT_GT(decoder.Reads().unshared_tokens, 0);
   EXPECT_EQ(decoder.Reads().tokens, decoder.Reads().unshared_tokens);
+}
+
+// A device on which chunk_decode counts the tokens that its plans read, and other kernels do
+// nothing.
+class CountingDevice : public testing::ForwardingBackend {
+ public:
+  explicit CountingDevice(const DeviceFacts& facts)
+      : ForwardingBackend(MakeHostBackend()), facts_(facts) {
+    ops_.chunk_decode = Count;
+    ops_.paged_prefill = Ignore;
+    ops_.kv_append = Ignore;
+    ops_.embedding = Ignore;
+    ops_.norm = Ignore;
+    ops_.activation = Ignore;
+    ops_.linear = Ignore;
+    ops_.rmsnorm_qkv = Ignore;
+    ops_.sampling = Ignore;
+  }
+  Device device() const override { return Device::kCuda; }
+  const Ops& ops() const override { return ops_; }
+  const DeviceFacts& facts() const override { return facts_; }
+
+  inline static DecodeReads reads;  // in all layers
+  inline static bool by_run_lanes;
+
+ private:
+  template <typename Params>
+  static void Ignore(const Params&, const LaunchOptions&) {}
+  static void Count(const ChunkDecodeParams& params, const LaunchOptions&) {
+    const ChunkDecodePlanView& plan = params.plan;
+    for (int32_t t = 0; t < plan.lane_task_indptr[plan.grid.AllLanes()]; ++t) {
+      const ChunkDecodeTask& task = plan.tasks[t];
+      for (int32_t r = task.range_begin; r < task.range_end; ++r) {
+        const int64_t tokens = plan.ranges[r].token_end - plan.ranges[r].token_begin;
+        reads.tokens += tokens;
+        reads.unshared_tokens += tokens * task.member_count;
+      }
+    }
+    by_run_lanes |= plan.grid.run_lanes > 0;
+  }
+  Ops ops_;
+  DeviceFacts facts_;
+};
+
+// On a device the lanes read what was decided: long prefixes once, by run lanes if many share them,
+// and what is left in clusters or warps by each sequence.
+TEST(DecoderSharingTest, PlansReadWhatTheDecoderCounts) {
+  struct Case {
+    int32_t rows, shared;
+    bool has_run_lanes, once;
+  };
+  for (const Case& one : {Case{200, 3000, true, true},
+                          {200, 3000, false, true},
+                          {200, 100, true, false},
+                          {8, 3000, true, false}}) {
+    DeviceFacts facts = testing::kH200;
+    facts.code_is_sm90a = one.has_run_lanes;
+    SCOPED_TRACE(StrCat(one.rows, " rows share ", one.shared, " tokens"));
+    DecoderOptions options = Options();
+    options.device = Device::kCuda;
+    options.dtype = DType::kBf16;
+    options.max_batch = one.rows;
+    options.max_context = 4000;
+    options.token_budget = 1 << 20;
+    options.sharing = ChunkSharing::kWhenItPays;
+    options.ablate.Add(Ablation::kPersistent);
+    CountingDevice::reads = {};
+    CountingDevice::by_run_lanes = false;
+    Decoder decoder(TinyModel().spec, TinyModel().weights, options,
+                    [&](const RankPlace&) { return std::make_unique<CountingDevice>(facts); });
+    for (int32_t row = 0; row < one.rows; ++row) {
+      Request request{.prompt = std::vector<int32_t>(static_cast<size_t>(one.shared), 1),
+                      .max_new_tokens = 4};
+      request.prompt.insert(request.prompt.end(), static_cast<size_t>(20 + row), 2 + row);
+      decoder.Submit(std::move(request));
+    }
+    while (decoder.HasWork()) decoder.Step();
+    const int64_t layers = TinyModel().spec.num_layers;
+    EXPECT_EQ(CountingDevice::reads.tokens, layers * decoder.Reads().tokens);
+    EXPECT_EQ(CountingDevice::reads.unshared_tokens, layers * decoder.Reads().unshared_tokens);
+    EXPECT_EQ(decoder.Reads().tokens < decoder.Reads().unshared_tokens, one.once);
+    EXPECT_EQ(CountingDevice::by_run_lanes, one.once && one.has_run_lanes);
+  }
 }
 
 // Turns and the device have room only for the arrays of the largest step.
