@@ -1,7 +1,6 @@
 // Times repeats of a full batch of random prompts and computes the minimum cost of its decode step.
 #include "harness/measure/throughput.h"
 
-#include "harness/engine/token_times.h"
 #include "harness/measure/batch_run.h"
 #include "harness/measure/timing.h"
 #include "kernels/common/error.h"
@@ -124,9 +123,6 @@ BenchResult RunBench(Decoder& decoder, const BenchOptions& options) {
   };
   const double steps = static_cast<double>(options.new_tokens - 1);
   const double decode_s = median([](const BenchSample& s) { return s.decode_s; });
-  result.prefill_tokens_per_s = TokenRate(options.batch * options.prompt_tokens,
-                                          median([](const BenchSample& s) { return s.prefill_s; }));
-  result.decode_tokens_per_s = TokenRate(options.batch * (options.new_tokens - 1), decode_s);
   result.ms_per_step = 1e3 * decode_s / steps;
   result.host_share = median([](const BenchSample& s) { return s.decode_host_s / s.decode_s; });
   return result;

@@ -54,8 +54,6 @@ struct BenchResult {
   LatencyFigures latencies{};  // of all sequences in all samples, from the beginning of the prefill
 
   // Each is the median over the samples; 0 without samples.
-  double prefill_tokens_per_s = 0;
-  double decode_tokens_per_s = 0;
   double ms_per_step = 0;  // per decode step, that is per token of each sequence
   double host_share = 0;   // the host's working share of the decode step
 };

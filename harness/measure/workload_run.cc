@@ -196,8 +196,6 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
   serving.kv_pages.all = decoder.Pages().NumPages();
   serving.kv_pages.mean = page_steps / steps;
   serving.host = {.share = host_s / result.total_s, .step_us = 1e6 * host_s / steps};
-  result.output_tokens_per_s = TokenRate(result.new_tokens, result.total_s);
-  result.total_tokens_per_s = TokenRate(result.new_tokens + result.prompt_tokens, result.total_s);
   serving.latencies = log.Latencies();
   result.waits = log.Waits();
   result.texts = log.Texts();

@@ -22,8 +22,6 @@ struct WorkloadResult {
   int64_t requests = 0;  // that have ended
   int64_t prompt_tokens = 0;
   int64_t new_tokens = 0;
-  double output_tokens_per_s = 0;
-  double total_tokens_per_s = 0;  // prompt and output tokens
   ServingFigures serving;
   std::vector<RequestLatency> waits;  // of the requests that have ended, in the order of their ends
   std::vector<MemoryPoint> memory;    // after each tenth of the requests

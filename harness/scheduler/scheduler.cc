@@ -86,7 +86,6 @@ SequenceId Scheduler::Submit(Request request) {
   sequence->pages.Pages().reserve(static_cast<size_t>(most_pages));
   sequence->request = std::move(request);
   waiting_.PushNewest(*sequence);
-  ++counts_.submitted;
   const SequenceId id = sequence->id;
   sequences_.emplace(id, std::move(sequence));
   return id;

@@ -73,7 +73,6 @@ struct ScheduledStep {
 
 struct SchedulerCounts {
   int64_t steps = 0;  // without empty ones
-  int64_t submitted = 0;
   int64_t finished = 0;
   int64_t removed = 0;  // requests that were removed before they ended
   int64_t preemptions = 0;

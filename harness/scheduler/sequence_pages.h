@@ -21,7 +21,6 @@ class SequencePages {
     runs_.assign(1, {.first_token = 0, .first_page = 0});
   }
 
-  int32_t NumRuns() const { return static_cast<int32_t>(runs_.size()); }
   int64_t NumPages() const { return static_cast<int64_t>(pages_.size()); }
   std::vector<int32_t>& Pages() { return pages_; }
   std::span<const int32_t> Pages() const { return pages_; }

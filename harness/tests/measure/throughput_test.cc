@@ -38,10 +38,8 @@ TEST_F(ThroughputTest, FiguresFollowFromTheSamples) {
     fastest = std::min(fastest, sample.decode_s);
     slowest = std::max(slowest, sample.decode_s);
   }
-  EXPECT_GE(result.decode_tokens_per_s, 3 * 4 / slowest);
-  EXPECT_LE(result.decode_tokens_per_s, 3 * 4 / fastest);
-  EXPECT_NEAR(result.ms_per_step * result.decode_tokens_per_s, 3 * 1e3, 1e-6);
-  EXPECT_GT(result.prefill_tokens_per_s, 0);
+  EXPECT_GE(result.ms_per_step, 1e3 * fastest / 4);
+  EXPECT_LE(result.ms_per_step, 1e3 * slowest / 4);
   EXPECT_GT(result.warm_up_s, 0);
   EXPECT_EQ(decoder.Pages().NumFree(), decoder.Pages().NumPages());
   EXPECT_FALSE(decoder.HasWork());
@@ -110,7 +108,7 @@ TEST_F(ThroughputTest, InterruptionEndsTheBenchAndIsMarked) {
   const BenchResult result = RunBench(decoder, options_);
   EXPECT_TRUE(result.interrupted);
   EXPECT_TRUE(result.samples.empty());
-  EXPECT_EQ(result.decode_tokens_per_s, 0);
+  EXPECT_EQ(result.ms_per_step, 0);
   EXPECT_EQ(decoder.Pages().NumFree(), decoder.Pages().NumPages());
 }
 

@@ -215,8 +215,11 @@ TEST(SchedulerTest, CutLetsAnotherPromptShareWhatEndsWithinAPage) {
   const ScheduledStep& step = scheduler.ScheduleStep();
   ASSERT_EQ(step.prefill.size(), 1u);
   EXPECT_EQ(step.prefill[0].begin, 6);
-  EXPECT_EQ(step.prefill[0].sequence->pages.NumRuns(), 2);
-  // The new run begins on a new page.
+  // Two runs: the new one begins on a new page.
+  std::vector<int64_t> runs;
+  step.prefill[0].sequence->pages.ForEachRun(
+      8, [&runs](std::span<const int32_t>, int64_t tokens) { runs.push_back(tokens); });
+  EXPECT_EQ(runs, (std::vector<int64_t>{6, 2}));
   EXPECT_EQ(step.prefill[0].sequence->pages.SlotOf(6) % SmallOptions().page_size, 0);
 }
 
