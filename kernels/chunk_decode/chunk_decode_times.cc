@@ -69,7 +69,9 @@ double AddStatesUs(int32_t states, int32_t group) {
   const int32_t sharing = group >= 3 ? 1 : 4 / group;  // warps that share a row
   const int32_t loads =
       rows == 1 ? DivideUp(states, 8 * sharing) : DivideUp(rows, 2) * DivideUp(states, 4);
-  return rows * kChunkDecodeTimes.merged_row_us + (loads - 1) * kChunkDecodeTimes.merged_states_us;
+  return rows * kChunkDecodeTimes.merged_row_us +
+         (loads - 1) *
+             (rows == 1 ? kChunkDecodeTimes.merged_states_us : kChunkDecodeTimes.merged_rows_us);
 }
 
 double MergeUs(int32_t states, int32_t group, bool bundled) {
@@ -96,17 +98,6 @@ int64_t TilesOf(int64_t tokens, int32_t num_seqs) {
   return tokens / kChunkDecodeTileTokens + (num_seqs + 1) / 2;
 }
 
-// Whether blocks of clusters of whole sequences share SMs: those of eight where there are more
-// blocks than SMs that hold such clusters, larger ones from half as many on. Smaller ones were not
-// seen to take longer.
-bool IsCrowded(const ChunkDecodeGrid& clusters, const ChunkDecodeGrid& full, int32_t head_dim) {
-  if (clusters.takes_parts || clusters.cluster_lanes < kChunkDecodeClusterLanes) return false;
-  const int32_t full_blocks = head_dim == 64 ? 4 : 2;  // on an SM
-  const int32_t blocks = ClusterSms(clusters.cluster_lanes, full.num_lanes);
-  const bool large = clusters.cluster_lanes > kChunkDecodeClusterLanes;
-  return clusters.num_lanes * full_blocks * (large ? 2 : 1) > blocks;
-}
-
 }  // namespace
 
 double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
@@ -115,32 +106,30 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
   const int64_t tiles = TilesOf(load.tokens, load.num_seqs);
   const int64_t lanes = clusters.cluster_lanes;
   const int64_t count = clusters.num_lanes / lanes;
-  int64_t of_block = DivideUp(longest, lanes);
-  double parts_us = 0, memory_factor = kChunkDecodeTimes.cluster_memory;
+  int64_t of_block = DivideUp(longest, lanes), used = clusters.num_lanes;
+  double parts_us = 0, reading = kChunkDecodeTimes.cluster_reading;
   if (clusters.takes_parts) {
     // Each sequence but one may leave almost a whole cluster without tiles, but equal ones share
     // all clusters equally.
     of_block = std::max<int64_t>(1, std::min(DivideUp(tiles, lanes * (count - load.num_seqs + 1)),
                                              DivideUp(longest, lanes * (count / load.num_seqs))));
-    const int64_t used =
-        std::min(count, DivideUp(tiles, lanes * of_block) + load.num_seqs - 1) * lanes;
+    used = std::min(count, DivideUp(tiles, lanes * of_block) + load.num_seqs - 1) * lanes;
     const auto parts = static_cast<int32_t>(DivideUp(longest, lanes * of_block));
     if (parts > 1) {
       parts_us = kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
                  (DivideUp(parts, 8) - 1) * kChunkDecodeTimes.merged_states_us;
     }
-    // Fewer blocks than all take longer to read the same bytes.
-    memory_factor = std::sqrt(full.num_lanes / static_cast<double>(used));
+    reading = kChunkDecodeTimes.parts_reading;
   }
   const double alone_us =
       head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us : kChunkDecodeTimes.cluster_tile_us;
-  const double memory_us = static_cast<double>(tiles) / full.num_lanes * tile_us * memory_factor;
-  const double crowding =
-      IsCrowded(clusters, full, head_dim) ? kChunkDecodeTimes.crowded_cluster : 1;
+  const double all = full.num_lanes, crowd = clusters.num_lanes / all;
+  const double memory_us = static_cast<double>(tiles) / all * tile_us *
+                           std::pow(all / static_cast<double>(used), reading);
   return kChunkDecodeTimes.cluster_us +
          (lanes > kChunkDecodeClusterLanes ? kChunkDecodeTimes.large_cluster_us : 0) + parts_us +
-         group * kChunkDecodeTimes.cluster_row_us +
-         crowding * WithMemoryUs(static_cast<double>(of_block) * alone_us, memory_us);
+         group * kChunkDecodeTimes.cluster_row_us + crowd * kChunkDecodeTimes.cluster_crowd_us +
+         WithMemoryUs(static_cast<double>(of_block) * alone_us, memory_us);
 }
 
 namespace {

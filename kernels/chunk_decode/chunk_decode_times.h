@@ -31,16 +31,19 @@ struct ChunkDecodeTimes {
   double merge_us = 0.4;           // more for a task that adds states
   double merged_row_us = 0.4;      // for each row of a warp
   double merged_states_us = 0.75;  // for each further eight states, of its rows together
+  double merged_rows_us = 0.4;     // for each further four states of two rows
   double bundles_us = 0.3;         // more for a grid whose kernel may add states in bundles
   // A block of a cluster, besides its tiles and without the launch, like the times above.
-  double cluster_us = 1;
-  double large_cluster_us = 0.3;       // more, for clusters of more than eight
-  double cluster_row_us = 0.07;        // for each query head of a KV head
-  double cluster_tile_us = 0.55;       // of a head_dim of 128, whatever the memory could do
-  double cluster_half_tile_us = 0.45;  // of a head_dim of 64
-  double cluster_memory = 1.07;        // factor by which the memory takes longer for clusters
-  double crowded_cluster = 1.2;  // factor by which tiles and memory take longer for clusters of
-                                 // whole sequences that are crowded
+  double cluster_us = 0.5;
+  double large_cluster_us = 0.4;       // more, for clusters of more than eight
+  double cluster_row_us = 0.1;         // for each query head of a KV head
+  double cluster_tile_us = 0.62;       // of a head_dim of 128, whatever the memory could do
+  double cluster_half_tile_us = 0.72;  // of a head_dim of 64
+  double cluster_crowd_us = 0.3;       // more, if there are as many blocks as the full grid has
+  // Fewer blocks than the full grid has take longer to read the same bytes: (all blocks / these
+  // blocks) to the power of this. Of clusters with parts, only those that get tiles count.
+  double cluster_reading = 0.1;
+  double parts_reading = 0.6;
   // A warp that is a lane.
   double warp_us = 0.35;          // beside its tasks
   double warp_task_us = 0.9;      // per sequence; its first tokens arrive meanwhile

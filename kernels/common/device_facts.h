@@ -6,8 +6,8 @@
 
 namespace tokline {
 
-// How many of `sms` SMs hold clusters of this many blocks. A cluster lies in one group of SMs: on 132
-// SMs, clusters of two fill all, those of up to eight 120, and larger ones 112.
+// How many of `sms` SMs hold clusters of this many blocks. A cluster lies in one group of SMs: on
+// 132 SMs, clusters of two fill all, those of up to eight 120, and larger ones 112.
 constexpr int32_t ClusterSms(int32_t blocks, int32_t sms) {
   return blocks > 8 ? sms * 6 / 7 : blocks > 2 ? sms * 10 / 11 : sms / blocks * blocks;
 }

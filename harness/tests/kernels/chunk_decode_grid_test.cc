@@ -63,9 +63,10 @@ TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
     int64_t longest_lane;
   };
   for (const Expected& expected :
-       std::vector<Expected>{{{65}, {8, 8}, 1},
+       std::vector<Expected>{{{65}, {4, 4}, 1},
                              {{300}, {8, 8}, 1},
-                             {{2048}, {8, 8}, 4},
+                             {{1024}, {8, 8}, 2},
+                             {{2048}, {16, 16}, 2},
                              {{4096}, {16, 16}, 4},
                              {{192, 1000}, {16, 8}, 2},
                              {{192, 192, 100, 64}, {16, 4}, 1},
@@ -101,7 +102,7 @@ TEST(ChunkDecodePlanTest, ManyOrTinySequencesGetAWarpEach) {
   DeviceFacts small = kDevice;
   small.shared_bytes_per_block = 99 << 10;
   EXPECT_EQ(ChunkDecodeWarpGrid(kEightHeads, small).num_lanes, 0);
-  EXPECT_EQ(ChunkDecodeGrids(1, kEightHeads, small).size(), 4);  // no warps at all
+  EXPECT_EQ(ChunkDecodeGrids(1, kEightHeads, small).size(), 5);  // no warps at all
 }
 
 // Only the full grid reads shared runs once.

@@ -408,7 +408,8 @@ TEST(ChunkDecodePlanTest, EqualLengthsAreCutEvenly) {
       const int32_t chunk = table.AddChunk(pages, 8192);
       table.AddSequence({&chunk, 1});
     }
-    EXPECT_EQ(PlanChunkDecode(table.View(), layout, 64, kDevice).num_partials, partials)
+    const ChunkDecodeChoice lanes{.grid = ChunkDecodeFullGrid(layout, kDevice)};
+    EXPECT_EQ(PlanChunkDecode(table.View(), layout, 64, kDevice, lanes).num_partials, partials)
         << num_seqs;
   }
 }
@@ -459,7 +460,7 @@ TEST(ChunkDecodePlanTest, ClustersShareNothing) {
   EXPECT_EQ(plan_of(16, clusters).size.grid, clusters);
   // With 16 heads per group a tile of rows holds one member: both would read the chunk in any case.
   EXPECT_FALSE(ReadsOnce(plan_of(32, {})));
-  EXPECT_EQ(plan_of(32, {}).size.grid, clusters);
+  EXPECT_EQ(plan_of(32, {}).size.grid, (ChunkDecodeGrid{.num_lanes = 16, .cluster_lanes = 4}));
   EXPECT_FALSE(ReadsOnce(plan_of(32, full)));
 }
 

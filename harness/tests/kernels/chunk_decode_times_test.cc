@@ -54,11 +54,12 @@ TEST(ChunkDecodeTimesTest, PartialStatesAndTheirMergeTakeTimeOfTheLanesThatHaveT
 // As many rows of a warp and loads of eight states, or of four of two rows, as AddStates of
 // merge_device.cuh makes.
 TEST(ChunkDecodeTimesTest, AMergeTakesLongerWithMoreStatesAndMoreRowsOfAWarp) {
-  const double row_us = kTimes.merged_row_us, states_us = kTimes.merged_states_us;
+  const double row_us = kTimes.merged_row_us, rows_us = kTimes.merged_rows_us,
+               states_us = kTimes.merged_states_us;
   EXPECT_DOUBLE_EQ(AddStatesUs(4, 5), 2 * row_us);
-  EXPECT_DOUBLE_EQ(AddStatesUs(8, 5), 2 * row_us + states_us);
-  EXPECT_DOUBLE_EQ(AddStatesUs(8, 16), 4 * row_us + 3 * states_us);
-  EXPECT_DOUBLE_EQ(AddStatesUs(9, 16), 4 * row_us + 5 * states_us);
+  EXPECT_DOUBLE_EQ(AddStatesUs(8, 5), 2 * row_us + rows_us);
+  EXPECT_DOUBLE_EQ(AddStatesUs(8, 16), 4 * row_us + 3 * rows_us);
+  EXPECT_DOUBLE_EQ(AddStatesUs(9, 16), 4 * row_us + 5 * rows_us);
   // Warps share a row: four the only one, two each of two.
   for (const auto& [group, at_once] : {std::pair{1, 32}, {2, 16}, {3, 8}, {4, 8}}) {
     EXPECT_DOUBLE_EQ(AddStatesUs(2, group), row_us) << group;
@@ -106,35 +107,37 @@ TEST(ChunkDecodeTimesTest, StatesThatAreAddedInBundlesTakeLessTime) {
 // which leaves no states.
 TEST(ChunkDecodeTimesTest, PartsOfClustersAreDealtEquallyAndReadByTheClustersThatHaveTiles) {
   const ChunkDecodeGrid clusters{.num_lanes = 224, .cluster_lanes = 16, .takes_parts = true};
-  const double cluster_us =
-      kTimes.cluster_us + kTimes.large_cluster_us + kGroup * kTimes.cluster_row_us;
+  const double cluster_us = kTimes.cluster_us + kTimes.large_cluster_us +
+                            kGroup * kTimes.cluster_row_us + 224.0 / 264 * kTimes.cluster_crowd_us;
   const double parts_us = kTimes.state_us + kTimes.merge_us;
   for (const auto& [num_seqs, length, blocks, more_us] :
        {std::tuple{7, 2000, 224, parts_us}, {1, 2000, 32, parts_us}, {1, 1000, 16, 0.0}}) {
     const ChunkDecodeLoad load{num_seqs, length, int64_t{num_seqs} * length};
     const double tiles = load.tokens / 64 + (num_seqs + 1) / 2;
-    const double memory_us = tiles / 264 * kTimes.memory_tile_us * std::sqrt(264.0 / blocks);
+    const double memory_us =
+        tiles / 264 * kTimes.memory_tile_us * std::pow(264.0 / blocks, kTimes.parts_reading);
     EXPECT_DOUBLE_EQ(GridUs(load, clusters, {264}, 128, kGroup),
                      cluster_us + more_us + WithMemoryUs(kTimes.cluster_tile_us, memory_us))
         << num_seqs << " of " << length;
   }
 }
 
-// More blocks than the 120 SMs of clusters of eight, or half as many as the 112 of larger ones.
-TEST(ChunkDecodeTimesTest, CrowdedClustersTakeLongerToRead) {
+// Clusters whose blocks have a tile each: the more there are, the longer each takes.
+TEST(ChunkDecodeTimesTest, CrowdedClustersTakeLonger) {
   struct Case {
     int32_t lanes, count;
-    double crowding;
   };
-  for (const Case& of : {Case{16, 3, 1}, {16, 4, 1.2}, {8, 15, 1}, {8, 16, 1.2}, {4, 60, 1}}) {
-    const ChunkDecodeGrid clusters{.num_lanes = of.count * of.lanes, .cluster_lanes = of.lanes};
-    const ChunkDecodeLoad load{of.count, 64 * of.lanes, int64_t{of.count} * 64 * of.lanes};
-    const double tiles = of.count * of.lanes + (of.count + 1) / 2;
-    const double reading_us = WithMemoryUs(
-        kTimes.cluster_tile_us, tiles / 264 * kTimes.memory_tile_us * kTimes.cluster_memory);
+  for (const Case& of : {Case{16, 1}, {16, 14}, {8, 15}, {8, 30}, {2, 132}}) {
+    const int32_t blocks = of.count * of.lanes;
+    const ChunkDecodeGrid clusters{.num_lanes = blocks, .cluster_lanes = of.lanes};
+    const ChunkDecodeLoad load{of.count, 64 * of.lanes, int64_t{64} * blocks};
+    const double tiles = blocks + (of.count + 1) / 2, all = 264;
+    const double memory_us =
+        tiles / all * kTimes.memory_tile_us * std::pow(all / blocks, kTimes.cluster_reading);
     EXPECT_NEAR(GridUs(load, clusters, {264}, 128, kGroup),
                 kTimes.cluster_us + (of.lanes == 16 ? kTimes.large_cluster_us : 0) +
-                    kGroup * kTimes.cluster_row_us + of.crowding * reading_us,
+                    kGroup * kTimes.cluster_row_us + blocks / all * kTimes.cluster_crowd_us +
+                    WithMemoryUs(kTimes.cluster_tile_us, memory_us),
                 1e-9)
         << of.count << " of " << of.lanes;
   }
