@@ -71,6 +71,8 @@ std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLay
                                               const DeviceFacts& device) {
   std::vector<ChunkDecodeGrid> grids = {ChunkDecodeFullGrid(layout, device)};
   if (num_seqs == 0) return grids;
+  // Smaller ones first: of equal times the first is chosen. Clusters of two are tried where no
+  // larger ones fit.
   for (int32_t max_lanes = 4; max_lanes <= kChunkDecodeMaxClusterLanes; max_lanes *= 2) {
     const ChunkDecodeGrid clusters = ChunkDecodeClusterGrid(num_seqs, layout, max_lanes, device);
     if (clusters.cluster_lanes > 1 && clusters != grids.back()) grids.push_back(clusters);

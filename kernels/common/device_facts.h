@@ -6,12 +6,6 @@
 
 namespace tokline {
 
-// How many of `sms` SMs hold clusters of this many blocks. A cluster lies in one group of SMs: on
-// 132 SMs, clusters of two fill all, those of up to eight 120, and larger ones 112.
-constexpr int32_t ClusterSms(int32_t blocks, int32_t sms) {
-  return blocks > 8 ? sms * 6 / 7 : blocks > 2 ? sms * 10 / 11 : sms / blocks * blocks;
-}
-
 struct DeviceFacts {
   int32_t sm_count = 0;
   int32_t compute_major = 0;  // 9 on Hopper
@@ -33,8 +27,13 @@ struct DeviceFacts {
   bool operator==(const DeviceFacts&) const = default;
 
   // How many clusters of this many blocks run at once if an SM takes `blocks_per_sm` of the blocks.
+  // A cluster lies in one group of SMs: on 132 SMs, clusters of two fill all, those of up to eight
+  // 120, and larger ones 112.
   constexpr int32_t ClustersAtOnce(int32_t blocks, int64_t blocks_per_sm) const {
-    return static_cast<int32_t>(ClusterSms(blocks, sm_count) * blocks_per_sm / blocks);
+    const int32_t sms = blocks > 8   ? sm_count * 6 / 7
+                        : blocks > 2 ? sm_count * 10 / 11
+                                     : sm_count / blocks * blocks;
+    return static_cast<int32_t>(sms * blocks_per_sm / blocks);
   }
 
   // Thread block clusters, whose blocks can load from each other's shared memory.
