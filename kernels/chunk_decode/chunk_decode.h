@@ -223,8 +223,8 @@ struct ChunkDecodeChoice {
 // Decides whether a step reads the shared runs of a table once, all of them or none, and on which
 // grid. Everything that follows, PlanChunkDecode included, obeys. With kWhenItPays the runs are
 // read once if a model of the time says that the step ends at least 4 us earlier. `grid` is the
-// grid that the caller launches unless run lanes read some of the runs. If it ReadsWhole(), only
-// run lanes read anything once. If it has no lanes, the fastest grid of each way is considered.
+// grid that the caller launches unless run lanes read the runs. If it ReadsWhole(), only run lanes
+// read anything once. If it has no lanes, the fastest grid of each way is considered.
 // Without a device (0 SMs) all runs are read once. `table` is a host table that lists the runs'
 // chunks; its pages are not read and may be null. A pure function.
 ChunkDecodeChoice ChooseChunkDecodeSharing(const ChunkTableView& table,

@@ -190,7 +190,6 @@ ChunkDecodeChoice ChooseChunkDecodeSharing(const ChunkTableView& table,
         !OneSegmentEach(ChunkDecodeSegments(table, group, runs, true).All())) {
       once.grid = ChunkDecodeRunGrids(layout, device)[0];
     }
-    if (grid.num_lanes > 0) each.grid = once.grid;
   }
   once.tokens_saved = SharedTokensSaved(runs, group, once.grid);
   if (once.tokens_saved == 0) return each;
