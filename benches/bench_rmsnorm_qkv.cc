@@ -130,10 +130,12 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
   const std::vector<int64_t> append_options = shape.IntsOr("append", {0, 1}, {0, 1});
   for (const int64_t tokens : shape.Ints("tokens")) {
     for (const int64_t append : append_options) {
+      const KvAppendParams heads{.layout = layout};
       const LinearParams projection{.num_tokens = tokens,
                                     .in_features = qkv.hidden,
                                     .out_features = int64_t{hq + 2 * hk} * layout.head_dim,
-                                    .norm_weight = &kSomeNorm};
+                                    .norm_weight = &kSomeNorm,
+                                    .append = append != 0 ? &heads : nullptr};
       for (const auto [variant, chosen] : LinearVariantsOf(projection, context)) {
         qkv.append = append != 0;
         qkv.variant = variant;

@@ -13,12 +13,15 @@ struct LinearVariantRow {
   bool chosen = true;  // by kAuto
 };
 
-// Returns the variants that the device can run on this projection. Without a device, only the
-// reference runs; it has no variants and stands for kMatmul.
+// Returns the variants that the device can run on this projection. With `append`, the chosen one is
+// that of rmsnorm_qkv, which appends in the projection's kernel if that can. Without a device, only
+// the reference runs; it has no variants and stands for kMatmul.
 inline std::vector<LinearVariantRow> LinearVariantsOf(LinearParams params,
                                                       const CaseContext& context) {
   if (!context.device) return {{}};
+  if (!LinearAppends(params, *context.device)) params.append = nullptr;
   const LinearVariant chosen = ChooseLinearVariant(params, *context.device);
+  params.append = nullptr;
   std::vector<LinearVariantRow> variants;
   for (const LinearVariant variant :
        {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kWgmma,

@@ -322,9 +322,13 @@ Decoder::StepPlan Decoder::PlanChain(const ScheduledStep& scheduled) const {
           ChooseChunkDecodeSharing(arrays.decode.Table(shape.decode), plan.shared, config_.layout,
                                    config_.shard.local.num_q_heads, config_.facts,
                                    config_.options.sharing, shape.decode.grid);
-      shape = config_.DecodeShape(bucket, choice.grid);
       plan.tokens_saved = choice.tokens_saved;
-      if (choice.runs.empty()) plan.shared.clear();
+      if (choice.runs.empty()) {
+        plan.shared.clear();
+        shape = config_.DecodeShape(bucket, longest, tokens, 0);
+      } else {
+        shape = config_.DecodeShape(bucket, choice.grid);
+      }
     }
   }
   AttentionShape& prefill = shape.prefill;

@@ -220,8 +220,8 @@ double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t
     const int64_t mean = DivideUp(used, int64_t{load.num_seqs});
     if (mean < 2) break;
     // Of equal shares, the longest sequence has more than the others.
-    const auto states = static_cast<int32_t>(
-        std::clamp(DivideUp(used * longest, std::max<int64_t>(1, total)), mean, used));
+    const auto states =
+        static_cast<int32_t>(std::clamp(DivideUp(used * longest, total), mean, used));
     best_us = std::min(best_us, TaskUs(group) + kChunkDecodeTimes.state_us +
                                     kChunkDecodeTimes.merge_us + MergeUs(states, group, bundled) +
                                     tiles_us(DivideUp(total, used), used));

@@ -27,7 +27,7 @@ inline constexpr FewTokensRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
 // 1. kHead, for fp32 outputs without a bias if every SM has a tile;
 // 2. kTile from kTileGatedTokens on with gated_silu, and from kTileWideTokens on for weights with
 //    at most as many columns as rows;
-// 3. kWgmma by these ranges;
+// 3. kWgmma by these ranges, or kTile where that ends first by a model;
 // 4. kTile from kTileTokens on, if the weight is no larger than kTileWeightBytes or gated_silu
 //    is set;
 // 5. kSkinny or kNormThenSkinny by the ranges above;

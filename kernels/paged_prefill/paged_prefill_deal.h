@@ -11,7 +11,8 @@ namespace tokline {
 // Returns when the last block ends, in the unit of PagedPrefillTileCost.
 uint64_t DealTiles(PagedPrefillPlan& plan, const DeviceFacts& device);
 
-// Cuts the contexts of the longest tiles of a dealt plan without parts, which ends at `end`, if it
+// Cuts the contexts of the longest tiles of a dealt plan without parts, or of those of its last
+// round, into parts. The plan ends at `end`. It is cut if it
 // then ends earlier by more than a tenth, merge included. Otherwise leaves the plan as it is.
 void CutContexts(const ChunkTableView& table, uint64_t end, int32_t max_parts,
                  const DeviceFacts& device, PagedPrefillPlan& plan);

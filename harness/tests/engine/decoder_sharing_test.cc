@@ -143,6 +143,7 @@ class CountingDevice : public testing::ForwardingBackend {
 
   inline static DecodeReads reads;  // in all layers
   inline static bool by_run_lanes;
+  inline static ChunkDecodeGrid grid;  // of the last launch
 
  private:
   template <typename Params>
@@ -158,6 +159,7 @@ class CountingDevice : public testing::ForwardingBackend {
       }
     }
     by_run_lanes |= plan.grid.run_lanes > 0;
+    grid = plan.grid;
   }
   Ops ops_;
   DeviceFacts facts_;
@@ -187,20 +189,30 @@ TEST(DecoderSharingTest, PlansReadWhatTheDecoderCounts) {
     options.ablate.Add(Ablation::kPersistent);
     CountingDevice::reads = {};
     CountingDevice::by_run_lanes = false;
-    Decoder decoder(TinyModel().spec, TinyModel().weights, options,
-                    [&](const RankPlace&) { return std::make_unique<CountingDevice>(facts); });
-    for (int32_t row = 0; row < one.rows; ++row) {
-      Request request{.prompt = std::vector<int32_t>(static_cast<size_t>(one.shared), 1),
-                      .max_new_tokens = 4};
-      request.prompt.insert(request.prompt.end(), static_cast<size_t>(20 + row), 2 + row);
-      decoder.Submit(std::move(request));
-    }
-    while (decoder.HasWork()) decoder.Step();
+    const auto run = [&](const DecoderOptions& with) {
+      Decoder decoder(TinyModel().spec, TinyModel().weights, with,
+                      [&](const RankPlace&) { return std::make_unique<CountingDevice>(facts); });
+      for (int32_t row = 0; row < one.rows; ++row) {
+        Request request{.prompt = std::vector<int32_t>(static_cast<size_t>(one.shared), 1),
+                        .max_new_tokens = 4};
+        request.prompt.insert(request.prompt.end(), static_cast<size_t>(20 + row), 2 + row);
+        decoder.Submit(std::move(request));
+      }
+      while (decoder.HasWork()) decoder.Step();
+      return decoder.Reads();
+    };
+    const DecodeReads reads = run(options);
     const int64_t layers = TinyModel().spec.num_layers;
-    EXPECT_EQ(CountingDevice::reads.tokens, layers * decoder.Reads().tokens);
-    EXPECT_EQ(CountingDevice::reads.unshared_tokens, layers * decoder.Reads().unshared_tokens);
-    EXPECT_EQ(decoder.Reads().tokens < decoder.Reads().unshared_tokens, one.once);
+    EXPECT_EQ(CountingDevice::reads.tokens, layers * reads.tokens);
+    EXPECT_EQ(CountingDevice::reads.unshared_tokens, layers * reads.unshared_tokens);
+    EXPECT_EQ(reads.tokens < reads.unshared_tokens, one.once);
     EXPECT_EQ(CountingDevice::by_run_lanes, one.once && one.has_run_lanes);
+    if (one.once) continue;
+    // What is read alone has the grid of a decoder that does not share.
+    const ChunkDecodeGrid grid = CountingDevice::grid;
+    options.sharing = ChunkSharing::kNever;
+    run(options);
+    EXPECT_EQ(grid, CountingDevice::grid);
   }
 }
 

@@ -142,19 +142,29 @@ TEST(LinearTest, FewTokensOfLargeWeightsTakeTheFasterOfTwoVariants) {
   for (const Measured& row : {Measured{5, 4096, 4096, LinearVariant::kTile},  // 10.2, 14.0 us
                               {3, 11008, 4096, LinearVariant::kTile},         // 23.1, 28.5
                               {7, 12288, 12288, LinearVariant::kTile},        // 72.3, 86.3
-                              {24, 8192, 2048, LinearVariant::kWgmma},        // too many tokens
-                              {6, 7168, 7168, LinearVariant::kWgmma},         // 26.5, 25.8
-                              {2, 2048, 2048, LinearVariant::kWgmma}}) {      // 4.7, 3.2
+                              {16, 11008, 4096, LinearVariant::kTile},        // the most tokens
+                              {24, 8192, 2048, LinearVariant::kWgmma},        // too many
+                              {1, 3072, 5120, LinearVariant::kWgmma},     // 10.1, 11.1: few tiles
+                              {6, 7168, 7168, LinearVariant::kWgmma},     // 26.5, 25.8
+                              {2, 2048, 2048, LinearVariant::kWgmma}}) {  // 4.7, 3.2
     params.num_tokens = row.tokens;
     params.in_features = row.in;
     params.out_features = row.out;
     EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), row.faster) << row.tokens << " " << row.in;
-    params.out_squares = reinterpret_cast<float*>(0x1000);  // which only kWgmma leaves
-    if (row.tokens <= kMaxSquaresTokens) {
-      EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), LinearVariant::kWgmma) << row.in;
-    }
-    params.out_squares = nullptr;
+    if (row.tokens > kMaxSquaresTokens) continue;
+    // Only kWgmma leaves and takes sums of squares.
+    LinearParams leaves = params, takes = params;
+    leaves.out_squares = reinterpret_cast<float*>(0x1000);
+    takes.x_squares = reinterpret_cast<const float*>(0x1000);
+    EXPECT_EQ(ChooseLinearVariant(leaves, kLargeDevice), LinearVariant::kWgmma) << row.in;
+    EXPECT_EQ(ChooseLinearVariant(takes, kLargeDevice), LinearVariant::kWgmma) << row.in;
   }
+  // With kTile, appending is a kernel of its own.
+  const KvAppendParams append{.layout = {.num_kv_heads = 8, .page_size = 256, .head_dim = 128}};
+  params = {.num_tokens = 3, .in_features = 5120, .out_features = 6144};
+  EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), LinearVariant::kTile);
+  params.append = &append;
+  EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), LinearVariant::kWgmma);
 }
 
 TEST(LinearTest, HeadRunsWhereOutputsAreFp32AndEverySmHasATile) {
