@@ -116,8 +116,9 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
     used = std::min(count, DivideUp(tiles, lanes * of_block) + load.num_seqs - 1) * lanes;
     const auto parts = static_cast<int32_t>(DivideUp(longest, lanes * of_block));
     if (parts > 1) {
-      parts_us = kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
-                 (DivideUp(parts, 8) - 1) * kChunkDecodeTimes.merged_states_us;
+      parts_us =
+          kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
+          (parts - 1) * DivideUp(group, clusters.cluster_lanes) * kChunkDecodeTimes.part_row_us;
     }
     reading = kChunkDecodeTimes.parts_reading;
   }

@@ -12,19 +12,22 @@ namespace {
 
 // With few KV heads or many query heads, states that meet in device memory cost more than tiles.
 TEST(ChunkDecodePlanTest, LongerSequencesGetAClusterEachWhereMergesCostMore) {
-  const auto grid_of = [](ChunkDecodeLoad load, int32_t num_kv_heads, int32_t group) {
+  const auto grid_of = [](ChunkDecodeLoad load, int32_t num_kv_heads, int32_t group,
+                          int32_t head_dim = 128) {
     return ChooseChunkDecodeGrid(
-        load, {.num_pages = 1, .num_kv_heads = num_kv_heads, .head_dim = 128}, group, kDevice);
+        load, {.num_pages = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim}, group, kDevice);
   };
   EXPECT_EQ(grid_of({1, 500, 500}, 2, 16), (ChunkDecodeGrid{8, 8}));
   EXPECT_EQ(grid_of({1, 2000, 2000}, 2, 16), (ChunkDecodeGrid{16, 16}));
-  // Parts of one, for whose states one more merge is due. It takes longer with more than eight.
+  // Parts of one, for whose states one more merge is due. It takes longer with more parts, and with
+  // more rows than blocks of a cluster.
   const auto parts = [](int32_t num_lanes, int32_t cluster_lanes) {
     return ChunkDecodeGrid{
         .num_lanes = num_lanes, .cluster_lanes = cluster_lanes, .takes_parts = true};
   };
-  EXPECT_EQ(grid_of({1, 3500, 3500}, 2, 16), parts(120, 8));
+  EXPECT_EQ(grid_of({1, 3500, 3500}, 2, 16), (ChunkDecodeGrid{16, 16}));
   EXPECT_EQ(grid_of({1, 9000, 9000}, 2, 16), parts(112, 16));
+  EXPECT_EQ(grid_of({2, 32768, 65536}, 2, 7, 64), parts(176, 8));
   EXPECT_EQ(grid_of({1, 20000, 20000}, 8, 1), ChunkDecodeFullGrid(kEightHeads, kDevice));
   EXPECT_EQ(grid_of({16, 3135, 16 * 3135}, 1, 16), (ChunkDecodeGrid{128, 8}));
   // An SM has room for four blocks of head_dim 64, and for two of 128. Seven clusters of sixteen

@@ -109,7 +109,7 @@ TEST(ChunkDecodeTimesTest, PartsOfClustersAreDealtEquallyAndReadByTheClustersTha
   const ChunkDecodeGrid clusters{.num_lanes = 224, .cluster_lanes = 16, .takes_parts = true};
   const double cluster_us = kTimes.cluster_us + kTimes.large_cluster_us +
                             kGroup * kTimes.cluster_row_us + 224.0 / 264 * kTimes.cluster_crowd_us;
-  const double parts_us = kTimes.state_us + kTimes.merge_us;
+  const double parts_us = kTimes.state_us + kTimes.merge_us + kTimes.part_row_us;
   for (const auto& [num_seqs, length, blocks, more_us] :
        {std::tuple{7, 2000, 224, parts_us}, {1, 2000, 32, parts_us}, {1, 1000, 16, 0.0}}) {
     const ChunkDecodeLoad load{num_seqs, length, int64_t{num_seqs} * length};
@@ -120,6 +120,11 @@ TEST(ChunkDecodeTimesTest, PartsOfClustersAreDealtEquallyAndReadByTheClustersTha
                      cluster_us + more_us + WithMemoryUs(kTimes.cluster_tile_us, memory_us))
         << num_seqs << " of " << length;
   }
+  // Three parts in clusters of eight: with 16 rows of a KV head each block merges two of them.
+  const ChunkDecodeGrid eights{.num_lanes = 240, .cluster_lanes = 8, .takes_parts = true};
+  const ChunkDecodeLoad long_one{1, 3 * 8 * 64, 3 * 8 * 64};
+  EXPECT_NEAR(GridUs(long_one, eights, {264}, 128, 16) - GridUs(long_one, eights, {264}, 128, 8),
+              8 * kTimes.cluster_row_us + 2 * kTimes.part_row_us, 1e-9);
 }
 
 // Clusters whose blocks have a tile each: the more there are, the longer each takes.

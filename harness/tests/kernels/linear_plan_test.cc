@@ -159,6 +159,11 @@ TEST(LinearTest, FewTokensOfLargeWeightsTakeTheFasterOfTwoVariants) {
     EXPECT_EQ(ChooseLinearVariant(leaves, kLargeDevice), LinearVariant::kWgmma) << row.in;
     EXPECT_EQ(ChooseLinearVariant(takes, kLargeDevice), LinearVariant::kWgmma) << row.in;
   }
+  // o of Qwen3-4B, whose decoder generates more with kTile.
+  params = {.num_tokens = 8, .in_features = 4096, .out_features = 2560};
+  EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), LinearVariant::kWgmma);
+  params.residual = reinterpret_cast<const void*>(0x1000);
+  EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), LinearVariant::kTile);
   // With kTile, appending is a kernel of its own.
   const KvAppendParams append{.layout = {.num_kv_heads = 8, .page_size = 256, .head_dim = 128}};
   params = {.num_tokens = 3, .in_features = 5120, .out_features = 6144};
