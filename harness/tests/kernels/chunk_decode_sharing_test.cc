@@ -244,7 +244,9 @@ TEST(ChunkDecodePlanTest, PlanThatReadsOnceIsNeverTheSlowerOne) {
     const ChunkDecodeChoice choice = ChooseChunkDecodeSharing(
         table, runs, layout, num_q_heads, device, ChunkSharing::kWhenItPays, full);
     left += choice.runs.empty() && !runs.empty();
-    if (choice.runs.empty()) EXPECT_EQ(choice.grid, full) << round;  // no idle run lanes
+    if (choice.runs.empty()) {
+      EXPECT_EQ(choice.grid, full) << round;  // no idle run lanes
+    }
     if (choice.runs.empty() || choice.grid.ReadsWhole()) continue;
     ++chosen;
     // Listings of a run beyond the first find it in the L2.
