@@ -149,10 +149,9 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
 SumRoom SumRoomOf(const ModelSpec& spec, const DecoderOptions& options) {
   constexpr int64_t kPacketRows = 512;
   constexpr int64_t kMostSlabBytes = int64_t{256} << 20;
-  const int64_t most_rows = Resolve(spec, options).token_budget + options.max_batch;
   SumRoom room{.hidden_size = spec.hidden_size,
                .packet_rows = std::max<int64_t>(options.max_batch, kPacketRows),
-               .slab_rows = most_rows};
+               .slab_rows = Resolve(spec, options).token_budget + options.max_batch};
   const int64_t bytes = room.SlabBytes(options.ranks);
   if (bytes > kMostSlabBytes) room.slab_rows = room.slab_rows * kMostSlabBytes / bytes;
   return room;

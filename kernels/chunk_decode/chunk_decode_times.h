@@ -18,9 +18,8 @@ namespace tokline {
 // - Before merges went by rows per warp, b64_shared16384 (246.5) and b256_shared4096 (205.4) were
 //   bound by lanes of 38.8 and 31.0 wide tiles and by a block that merged 64 rows: this gives 5.24
 //   per wide tile if a row took 0.61. The time of a wide tile errs against sharing.
-// - "Which grid": all other times are fitted to the shapes there, those of clusters and of rows
-// that
-//   a warp adds in twos on an H200, the rest on an H100, whose memory takes 2.7 us for a tile. The
+// - "Which grid": all other times are fitted to the shapes there. Those of clusters and of rows
+//   added in twos are of an H200, the rest of an H100, whose memory takes 2.7 us for a tile. The
 //   times that do not depend on the memory are about the same on both.
 struct ChunkDecodeTimes {
   double memory_tile_us = 1.94;  // while all lanes read

@@ -24,6 +24,10 @@ int64_t WeightRows(const LinearParams& params) {
   return params.gated_silu ? 2 * params.out_features : params.out_features;
 }
 
+int64_t WeightBytes(const LinearParams& params) {
+  return WeightRows(params) * params.in_features * SizeOf(params.dtype);
+}
+
 // Activation rows lie 4 units apart modulo 8, so that the eight lanes of a quarter-warp, four on
 // each of two rows, read 16 bytes each from all 32 banks.
 int32_t PitchUnits(int64_t in_features) {
@@ -61,12 +65,11 @@ double UnevenShare(int32_t grid, int32_t cluster, const DeviceFacts& device) {
 bool TileEndsFirst(const LinearParams& params, const DeviceFacts& device) {
   constexpr int32_t kFewTokens = 16;  // with 24, Qwen3-4B lost 1.6 %
   constexpr double kBytesPerUs = 4.6e6;
-  const int64_t bytes = WeightRows(params) * params.in_features * SizeOf(params.dtype);
   if (params.num_tokens > kFewTokens || params.x_squares || params.out_squares) return false;
   // Few blocks of kTile leave SMs idle, too: 80 on 132 SMs gained nothing, 88 did. With a residual
   // they do gain in a decoder, whose next norm is then a kernel of its own.
   if (!params.residual && PlanTile(params, device).Grid() * 3 < 2 * device.sm_count) return false;
-  const double floor_us = static_cast<double>(bytes) / kBytesPerUs;
+  const double floor_us = static_cast<double>(WeightBytes(params)) / kBytesPerUs;
   const WgmmaPlan wgmma = PlanWgmma(params, device);
   const double share = UnevenShare(wgmma.grid, wgmma.cluster, device);
   const double wgmma_us = 2 + floor_us * std::max(1.08, 0.85 * share);
@@ -279,7 +282,7 @@ LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts&
       kSkinnyRanges, [](const FewTokensRange& range) { return range.tokens <= kMaxSkinnyTokens; }));
   static_assert(std::ranges::all_of(
       kWgmmaRanges, [](const FewTokensRange& range) { return range.tokens <= kMaxWgmmaTokens; }));
-  const int64_t weight_bytes = WeightRows(params) * params.in_features * SizeOf(params.dtype);
+  const int64_t weight_bytes = WeightBytes(params);
   const auto in_range = [&](const FewTokensRange& range) {
     return params.num_tokens <= range.tokens && weight_bytes <= range.weight_bytes;
   };

@@ -12,8 +12,8 @@ namespace tokline {
 uint64_t DealTiles(PagedPrefillPlan& plan, const DeviceFacts& device);
 
 // Cuts the contexts of the longest tiles of a dealt plan without parts, or of those of its last
-// round, into parts. The plan ends at `end`. It is cut if it
-// then ends earlier by more than a tenth, merge included. Otherwise leaves the plan as it is.
+// round, into parts. The plan ends at `end`, and is left as it is unless it then ends earlier by
+// more than a tenth, merge included.
 void CutContexts(const ChunkTableView& table, uint64_t end, int32_t max_parts,
                  const DeviceFacts& device, PagedPrefillPlan& plan);
 

@@ -185,10 +185,10 @@ TEST(ChunkDecodePlanTest, ClustersAreRefusedWhereTheCodeHasNone) {
   DeviceFacts facts = kDevice;
   facts.code_architecture = 80;  // as PTX of compute_80 on an H200
   facts.code_is_sm90a = false;
-  const ChunkDecodeChoice options{.grid = {.num_lanes = 8, .cluster_lanes = 8}};
-  EXPECT_NO_THROW(PlanChunkDecode(table.View(), layout, 4, kDevice, options));
+  const ChunkDecodeChoice choice{.grid = {.num_lanes = 8, .cluster_lanes = 8}};
+  EXPECT_NO_THROW(PlanChunkDecode(table.View(), layout, 4, kDevice, choice));
   EXPECT_THAT(
-      [&] { PlanChunkDecode(table.View(), layout, 4, facts, options); },
+      [&] { PlanChunkDecode(table.View(), layout, 4, facts, choice); },
       ::testing::ThrowsMessage<InvalidArgument>(
           "grid has clusters of 8 lanes; they need compute capability 9.0 and code compiled "
           "for it, here 9.0 and code for 8.0"));

@@ -86,9 +86,9 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
                                  .cluster_lanes = cluster_lanes,
                                  .takes_parts = takes_parts};
       SCOPED_TRACE(StrCat("round ", round, ", ", grid));
-      const ChunkDecodePlan plan = PlanChunkDecode(
-          table.View(), layout, options.num_kv_heads * options.group, kDevice, {.grid = grid});
-      CheckPlan(table.View(), layout, options.num_kv_heads * options.group, plan);
+      const ChunkDecodePlan plan =
+          PlanChunkDecode(table.View(), layout, num_q_heads, kDevice, {.grid = grid});
+      CheckPlan(table.View(), layout, num_q_heads, plan);
       if (HasFatalFailure() || HasNonfatalFailure()) return;
       with_parts += plan.num_partials > 0;
     }
