@@ -107,7 +107,9 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
   const int64_t lanes = clusters.cluster_lanes;
   const int64_t count = clusters.num_lanes / lanes;
   int64_t of_block = DivideUp(longest, lanes), used = clusters.num_lanes;
-  double parts_us = 0, reading = kChunkDecodeTimes.cluster_reading;
+  double parts_us = 0, exponent = kChunkDecodeTimes.cluster_reading;
+  double waves = 1;  // of clusters, one after the other
+  const double all = full.num_lanes;
   if (clusters.takes_parts) {
     // Each sequence but one may leave almost a whole cluster without tiles, but equal ones share
     // all clusters equally.
@@ -120,17 +122,27 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
           kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
           (parts - 1) * DivideUp(group, clusters.cluster_lanes) * kChunkDecodeTimes.part_row_us;
     }
-    reading = kChunkDecodeTimes.parts_reading;
+    exponent = kChunkDecodeTimes.parts_reading;
+    // About as many lanes run at once as ChunkDecodePartsGrid counts for clusters of eight.
+    const double at_once = all * (head_dim == 64 ? 0.75 : 1) * 10 / 11;
+    waves = std::max(1.0, std::ceil(static_cast<double>(used) / at_once - 0.1));
   }
-  const double alone_us =
+  const double tile_alone_us =
       head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us : kChunkDecodeTimes.cluster_tile_us;
-  const double all = full.num_lanes, crowd = clusters.num_lanes / all;
-  const double memory_us = static_cast<double>(tiles) / all * tile_us *
-                           std::pow(all / static_cast<double>(used), reading);
-  return kChunkDecodeTimes.cluster_us +
-         (lanes > kChunkDecodeClusterLanes ? kChunkDecodeTimes.large_cluster_us : 0) + parts_us +
-         group * kChunkDecodeTimes.cluster_row_us + crowd * kChunkDecodeTimes.cluster_crowd_us +
-         WithMemoryUs(static_cast<double>(of_block) * alone_us, memory_us);
+  // The longest begin first. The lanes of later waves have as many tiles as the mean.
+  const double tiles_in_turn =
+      static_cast<double>(of_block) +
+      (waves - 1) * (kChunkDecodeTimes.wave_tiles + static_cast<double>(tiles) / used);
+  const double reading = std::min(all, static_cast<double>(used));
+  const double memory_us =
+      static_cast<double>(tiles) / all * tile_us * std::pow(all / reading, exponent);
+  const double cluster_us =
+      kChunkDecodeTimes.cluster_us +
+      (lanes > kChunkDecodeClusterLanes ? kChunkDecodeTimes.large_cluster_us : 0) +
+      group * kChunkDecodeTimes.cluster_row_us;
+  const double crowd = std::min(1.0, clusters.num_lanes / all);
+  return waves * cluster_us + parts_us + crowd * kChunkDecodeTimes.cluster_crowd_us +
+         WithMemoryUs(tiles_in_turn * tile_alone_us, memory_us);
 }
 
 namespace {
@@ -167,7 +179,7 @@ int32_t WarpPartTiles(int32_t longest, int64_t tiles, int32_t num_seqs,
 }
 
 double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
-               const ChunkDecodeGrid& full, int32_t head_dim, int32_t group, double tile_us) {
+               const ChunkDecodeGrid& full, int32_t group, double tile_us) {
   const double count = load.num_seqs, lanes = warps.num_lanes;
   const double tasks = std::ceil(count / lanes);
   // A warp that reads only a part of a tile takes only the time of that part.
@@ -187,9 +199,8 @@ double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
   const double alone_us = std::max({0.0, longest_us, tiles_us(tasks * (tokens / count - first))});
   // All warps together read from memory as fast as the blocks of the full grid.
   const double memory_us = tokens / kChunkDecodeTileTokens / full.num_lanes * tile_us;
-  // At head_dim 64 a warp has half as many bytes in flight, and nothing overlaps.
   return kChunkDecodeTimes.warp_us + tasks * kChunkDecodeTimes.warp_task_us +
-         (head_dim == 64 ? alone_us + memory_us : WithMemoryUs(alone_us, memory_us));
+         WithMemoryUs(alone_us, memory_us);
 }
 
 double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group,
@@ -302,7 +313,7 @@ double GridUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& grid, const Ch
               int32_t head_dim, int32_t group, double tile_us) {
   if (grid.cluster_lanes > 1) return ClustersUs(load, grid, full, head_dim, group, tile_us);
   if (grid.block_lanes > 1) {
-    const double us = WarpsUs(load, grid, full, head_dim, group, tile_us);
+    const double us = WarpsUs(load, grid, full, group, tile_us);
     return grid.takes_parts ? us * kChunkDecodeTimes.warp_parts_margin : us;
   }
   return LanesUs(load, grid, group, tile_us);

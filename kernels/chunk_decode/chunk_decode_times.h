@@ -35,17 +35,18 @@ struct ChunkDecodeTimes {
   double merged_rows_us = 0.5;     // for each further four states of two rows
   double bundles_us = 0.3;         // more for a grid whose kernel may add states in bundles
   // A block of a cluster, besides its tiles and without the launch, like the times above.
-  double cluster_us = 0.5;
+  double cluster_us = 0.55;
   double large_cluster_us = 0.4;       // more, for clusters of more than eight
-  double cluster_row_us = 0.09;        // for each query head of a KV head
-  double cluster_tile_us = 0.62;       // of a head_dim of 128, whatever the memory could do
-  double cluster_half_tile_us = 0.72;  // of a head_dim of 64
-  double cluster_crowd_us = 0.4;       // more, if there are as many blocks as the full grid has
+  double cluster_row_us = 0.07;        // for each query head of a KV head
+  double cluster_tile_us = 0.64;       // of a head_dim of 128, whatever the memory could do
+  double cluster_half_tile_us = 0.62;  // of a head_dim of 64
+  double cluster_crowd_us = 0.3;       // more, if there are as many blocks as the full grid has
   // Fewer blocks than the full grid has take longer to read the same bytes: (all blocks / these
   // blocks) to the power of this. Of clusters with parts, only those that get tiles count.
   double cluster_reading = 0.1;
-  double parts_reading = 0.4;
-  double part_row_us = 0.16;  // more for each further part and each row of a block of its cluster
+  double parts_reading = 0.2;
+  double part_row_us = 0.07;  // more for each further part and each row of a block of its cluster
+  double wave_tiles = 0.7;    // as many tiles as it takes until a cluster of a later wave reads
   // A warp that is a lane.
   double warp_us = 0.35;          // beside its tasks
   double warp_task_us = 0.9;      // per sequence; its first tokens arrive meanwhile
@@ -113,7 +114,7 @@ int32_t WarpPartTiles(int32_t longest, int64_t tiles, int32_t num_seqs,
 
 // Returns roughly when warp lanes end if each has whole sequences, or parts of the longest ones.
 double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
-               const ChunkDecodeGrid& full, int32_t head_dim, int32_t group,
+               const ChunkDecodeGrid& full, int32_t group,
                double tile_us = kChunkDecodeTimes.memory_tile_us);
 
 // Returns roughly when the lanes of the full grid end, in the fastest of three ways: the load is
