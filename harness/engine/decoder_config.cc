@@ -122,7 +122,7 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
   }
   max_tokens = options.token_budget + options.max_batch;
 
-  largest_step = LargestDecodeShape(options.max_batch);
+  largest_step = LargestDecodeShape();
   largest_step.one_kernel = one_kernel_rows > 0;
   largest_step.prefill = {.num_seqs = options.max_batch,
                           .num_tokens = options.token_budget,
@@ -224,12 +224,14 @@ std::vector<ChunkDecodeGrid> DecoderConfig::RunGrids() const {
   return ChunkDecodeRunGrids(layout, facts);
 }
 
-StepShape DecoderConfig::LargestDecodeShape(int32_t bucket) const {
+StepShape DecoderConfig::LargestDecodeShape() const {
   const auto bytes = [](const StepShape& shape) { return PlaceStep(shape, nullptr).bytes; };
-  StepShape largest = DecodeShape(bucket, full_grid);
-  for (const ChunkDecodeGrid& grid : DecodeGrids(bucket)) {
-    const StepShape shape = DecodeShape(bucket, grid);
-    if (bytes(shape) > bytes(largest)) largest = shape;
+  StepShape largest;
+  for (const int32_t bucket : buckets) {  // a smaller one may have a grid of more lanes
+    for (const ChunkDecodeGrid& grid : DecodeGrids(bucket)) {
+      const StepShape shape = DecodeShape(bucket, grid);
+      if (bytes(shape) > bytes(largest)) largest = shape;
+    }
   }
   return largest;
 }

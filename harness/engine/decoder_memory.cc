@@ -59,13 +59,17 @@ MemoryNeeds DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) 
     const auto of_bucket = [&](int32_t bucket) {
       return workspace_of(bucket, config.MaxPartials(bucket));
     };
-    const int32_t most = config.buckets.back();
-    const int64_t before_states = counters(most);
-    std::byte* largest = carver.TakeBytes(of_bucket(most).bytes);
+    // All share one block, in which the states of every bucket begin at the same place.
+    const int64_t before_states = counters(config.buckets.back());
+    int64_t room = 0;
     for (const int32_t bucket : config.buckets) {
-      decode_workspaces.push_back(of_bucket(bucket));
-      if (base == nullptr) continue;
-      decode_workspaces.back().data = largest + (before_states - counters(bucket));
+      const DecodeWorkspace& workspace = decode_workspaces.emplace_back(of_bucket(bucket));
+      room = std::max(room, before_states - counters(bucket) + workspace.bytes);
+    }
+    std::byte* const block = carver.TakeBytes(room);
+    for (DecodeWorkspace& workspace : decode_workspaces) {
+      if (base == nullptr) break;
+      workspace.data = block + (before_states - counters(workspace.num_seqs));
     }
   }
   if (config.full_grid.num_lanes > 0 && config.Ablates(Ablation::kPagedPrefill)) {

@@ -251,8 +251,7 @@ ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& la
                                        int32_t max_lanes, const DeviceFacts& device);
 
 // As many clusters of this size as the device runs at the same time, among which parts of sequences
-// are dealt. For at least two clusters per sequence there may be several times as many, which run
-// in waves, if a cluster has at most kChunkDecodeClusterLanes. No lanes if these do not suffice.
+// are dealt. No lanes if these are less than two clusters per sequence.
 ChunkDecodeGrid ChunkDecodePartsGrid(int32_t num_seqs, const PagedKvLayout& layout,
                                      int32_t cluster_lanes, const DeviceFacts& device);
 

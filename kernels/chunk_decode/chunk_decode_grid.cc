@@ -41,13 +41,10 @@ ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& la
 
 ChunkDecodeGrid ChunkDecodePartsGrid(int32_t num_seqs, const PagedKvLayout& layout,
                                      int32_t cluster_lanes, const DeviceFacts& device) {
-  const int32_t at_once = ClustersAtOnce(cluster_lanes, layout, device);
-  const int32_t max_waves = cluster_lanes > kChunkDecodeClusterLanes ? 1 : kChunkDecodeMaxWaves;
-  if (at_once == 0 || 2 * num_seqs > at_once * max_waves) return {};
-  const int64_t waves = std::max<int64_t>(1, DivideUp(2 * num_seqs, at_once));
-  return {.num_lanes = static_cast<int32_t>(waves) * at_once * cluster_lanes,
-          .cluster_lanes = cluster_lanes,
-          .takes_parts = true};
+  const int32_t clusters = ClustersAtOnce(cluster_lanes, layout, device);
+  if (clusters == 0 || clusters < 2 * num_seqs) return {};
+  return {
+      .num_lanes = clusters * cluster_lanes, .cluster_lanes = cluster_lanes, .takes_parts = true};
 }
 
 ChunkDecodeGrid ChunkDecodeWarpGrid(const PagedKvLayout& layout, const DeviceFacts& device) {

@@ -352,17 +352,9 @@ Shares DealToClusters(std::span<const Segment> segments, const ChunkDecodeGrid& 
       (fits(middle) ? most : too_few) = middle;
     }
   }
-  // If not all clusters run at once, those that take longest begin first.
-  std::vector<int32_t> order(segments.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto tiles_of_cluster = [&](int32_t s) {
-    const Segment& segment = segments[static_cast<size_t>(s)];
-    return static_cast<double>(segment.tiles) / static_cast<double>(clusters_of(segment, most));
-  };
-  if (grid.takes_parts) std::ranges::stable_sort(order, std::ranges::greater{}, tiles_of_cluster);
   Shares shares;
   int32_t lane = 0;
-  for (const int32_t s : order) {
+  for (int32_t s = 0; s < static_cast<int32_t>(segments.size()); ++s) {
     const Segment& segment = segments[static_cast<size_t>(s)];
     const int64_t tiles = segment.tiles;
     const int64_t lanes = clusters_of(segment, most) * grid.cluster_lanes;

@@ -107,9 +107,7 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
   const int64_t lanes = clusters.cluster_lanes;
   const int64_t count = clusters.num_lanes / lanes;
   int64_t of_block = DivideUp(longest, lanes), used = clusters.num_lanes;
-  double parts_us = 0, exponent = kChunkDecodeTimes.cluster_reading;
-  double waves = 1;  // of clusters, one after the other
-  const double all = full.num_lanes;
+  double parts_us = 0, reading = kChunkDecodeTimes.cluster_reading;
   if (clusters.takes_parts) {
     // Each sequence but one may leave almost a whole cluster without tiles, but equal ones share
     // all clusters equally.
@@ -122,27 +120,17 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
           kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
           (parts - 1) * DivideUp(group, clusters.cluster_lanes) * kChunkDecodeTimes.part_row_us;
     }
-    exponent = kChunkDecodeTimes.parts_reading;
-    // About as many lanes run at once as ChunkDecodePartsGrid counts for clusters of eight.
-    const double at_once = all * (head_dim == 64 ? 0.75 : 1) * 10 / 11;
-    waves = std::max(1.0, std::ceil(static_cast<double>(used) / at_once - 0.1));
+    reading = kChunkDecodeTimes.parts_reading;
   }
-  const double tile_alone_us =
+  const double alone_us =
       head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us : kChunkDecodeTimes.cluster_tile_us;
-  // The longest begin first. The lanes of later waves have as many tiles as the mean.
-  const double tiles_in_turn =
-      static_cast<double>(of_block) +
-      (waves - 1) * (kChunkDecodeTimes.wave_tiles + static_cast<double>(tiles) / used);
-  const double reading = std::min(all, static_cast<double>(used));
-  const double memory_us =
-      static_cast<double>(tiles) / all * tile_us * std::pow(all / reading, exponent);
-  const double cluster_us =
-      kChunkDecodeTimes.cluster_us +
-      (lanes > kChunkDecodeClusterLanes ? kChunkDecodeTimes.large_cluster_us : 0) +
-      group * kChunkDecodeTimes.cluster_row_us;
-  const double crowd = std::min(1.0, clusters.num_lanes / all);
-  return waves * cluster_us + parts_us + crowd * kChunkDecodeTimes.cluster_crowd_us +
-         WithMemoryUs(tiles_in_turn * tile_alone_us, memory_us);
+  const double all = full.num_lanes, crowd = clusters.num_lanes / all;
+  const double memory_us = static_cast<double>(tiles) / all * tile_us *
+                           std::pow(all / static_cast<double>(used), reading);
+  return kChunkDecodeTimes.cluster_us +
+         (lanes > kChunkDecodeClusterLanes ? kChunkDecodeTimes.large_cluster_us : 0) + parts_us +
+         group * kChunkDecodeTimes.cluster_row_us + crowd * kChunkDecodeTimes.cluster_crowd_us +
+         WithMemoryUs(static_cast<double>(of_block) * alone_us, memory_us);
 }
 
 namespace {

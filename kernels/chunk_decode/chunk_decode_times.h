@@ -46,7 +46,6 @@ struct ChunkDecodeTimes {
   double cluster_reading = 0.1;
   double parts_reading = 0.2;
   double part_row_us = 0.07;  // more for each further part and each row of a block of its cluster
-  double wave_tiles = 0.7;    // as many tiles as it takes until a cluster of a later wave reads
   // A warp that is a lane.
   double warp_us = 0.35;          // beside its tasks
   double warp_task_us = 0.9;      // per sequence; its first tokens arrive meanwhile

@@ -216,26 +216,38 @@ TEST(DecoderSharingTest, PlansReadWhatTheDecoderCounts) {
   }
 }
 
-// Turns and the device have room only for the arrays of the largest step.
+// Turns and the device have room only for the arrays of the largest step, which need not be one of
+// the largest bucket.
 TEST(DecoderSharingTest, ArraysOfEveryShapeFitThoseOfTheLargestStep) {
-  for (const int32_t max_batch : {1, 2, 5, 20, 200}) {
-    for (const int64_t max_context : {60, 500, 4000}) {
-      DecoderOptions options = Options();
-      options.device = Device::kCuda;
-      options.dtype = DType::kBf16;
-      options.max_batch = max_batch;
-      options.max_context = max_context;
-      options.sharing = ChunkSharing::kWhenItPays;
-      const DecoderConfig config(TinyModel().spec, options, testing::kH200);
-      const auto has_run_lanes = [](const StepShape& shape) {
-        return shape.decode.grid.run_lanes > 0;
-      };
-      EXPECT_EQ(std::ranges::count_if(config.DecodeShapes(), has_run_lanes),
-                2 * std::ssize(config.buckets));
-      for (const StepShape& shape : config.DecodeShapes()) {
-        EXPECT_LE(PlaceStep(shape, nullptr).bytes, PlaceStep(config.largest_step, nullptr).bytes);
-        EXPECT_LE(DecodeRoomOf(shape.decode).members, config.MaxPartials(shape.decode.num_seqs));
-        EXPECT_EQ(shape.decode.shared_runs, kMaxSharedRuns);
+  for (const testing::NamedDevice& device : testing::Devices()) {
+    for (const int32_t kv_heads : {1, 2, 8, 30}) {
+      for (const int32_t max_batch : {1, 2, 5, 20, 64, 200}) {
+        for (const int64_t max_context : {60, 500, 4000}) {
+          ModelSpec spec = TinyModel().spec;
+          spec.num_kv_heads = kv_heads;
+          spec.num_q_heads = 2 * kv_heads;
+          DecoderOptions options = Options();
+          options.device = Device::kCuda;
+          options.dtype = DType::kBf16;
+          options.max_batch = max_batch;
+          options.max_context = max_context;
+          options.sharing = ChunkSharing::kWhenItPays;
+          const DecoderConfig config(spec, options, device.facts);
+          SCOPED_TRACE(StrCat(::testing::PrintToString(device), ", ", kv_heads, " KV heads, up to ",
+                              max_batch, " of ", max_context));
+          const auto shapes = config.DecodeShapes();
+          const auto with_run_lanes = std::ranges::count_if(
+              shapes, [](const StepShape& shape) { return shape.decode.grid.run_lanes > 0; });
+          ASSERT_EQ(with_run_lanes,
+                    device.facts.HasHopperCode() ? 2 * std::ssize(config.buckets) : 0);
+          for (const StepShape& shape : shapes) {
+            ASSERT_LE(PlaceStep(shape, nullptr).bytes,
+                      PlaceStep(config.largest_step, nullptr).bytes);
+            ASSERT_LE(DecodeRoomOf(shape.decode).members,
+                      config.MaxPartials(shape.decode.num_seqs));
+            ASSERT_EQ(shape.decode.shared_runs, kMaxSharedRuns);
+          }
+        }
       }
     }
   }

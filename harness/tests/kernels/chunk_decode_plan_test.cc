@@ -186,37 +186,11 @@ TEST(ChunkDecodePlanTest, ClustersTakePartsOfLongSequences) {
   EXPECT_EQ(StatesOf(plan), (std::vector<int32_t>{8, 0, 0, 2}));
   // A lane has a tile at least.
   EXPECT_EQ(plan_of({100, 1'000, 1, 64}).num_partials, 0);
-  // Two clusters per sequence, or none. Those of eight may run in up to four waves of 30.
-  for (const auto& [lanes, most_seqs] : {std::pair{16, 7}, {8, 60}}) {
+  // Two clusters per sequence, or none.
+  for (const auto& [lanes, most_seqs] : {std::pair{16, 7}, {8, 15}}) {
     EXPECT_GT(ChunkDecodePartsGrid(most_seqs, one_head, lanes, kDevice).num_lanes, 0) << lanes;
     EXPECT_EQ(ChunkDecodePartsGrid(most_seqs + 1, one_head, lanes, kDevice).num_lanes, 0) << lanes;
   }
-}
-
-// Clusters that do not all run at once: the next one begins when one of the first has ended, so
-// those with most tiles come first.
-TEST(ChunkDecodePlanTest, ClustersInWavesBeginWithTheLongest) {
-  const PagedKvLayout one_head{.num_pages = 1, .num_kv_heads = 1, .head_dim = 128};
-  const ChunkDecodeGrid grid = ChunkDecodePartsGrid(20, one_head, 8, kDevice);
-  EXPECT_EQ(grid, (ChunkDecodeGrid{.num_lanes = 480, .cluster_lanes = 8, .takes_parts = true}));
-  std::vector<int32_t> lengths(20, 100);
-  lengths[7] = 500;
-  lengths[19] = 24'000;
-  ChunkTable table;
-  for (const int32_t length : lengths) {
-    const std::vector<int32_t> pages(static_cast<size_t>(one_head.Pages().PagesFor(length)), 0);
-    const int32_t chunk = table.AddChunk(pages, length);
-    table.AddSequence({&chunk, 1});
-  }
-  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), one_head, 8, kDevice, {.grid = grid});
-  CheckPlan(table.View(), one_head, 8, plan);
-  std::vector<int32_t> order;  // of the sequences of all lanes
-  for (const ChunkDecodeTask& task : plan.Tasks()) order.push_back(task.first_member.seq);
-  EXPECT_EQ(order.front(), 19);
-  // 375 tiles of the longest, two to a block: 24 clusters.
-  const auto after = std::ranges::find_if(order, [](int32_t seq) { return seq != 19; });
-  ASSERT_EQ(after - order.begin(), 24 * 8);
-  EXPECT_EQ(*after, 7);
 }
 
 TEST(ChunkDecodePlanTest, WarpsRefuseWhatOtherSequencesOrShiftsMake) {

@@ -127,20 +127,6 @@ TEST(ChunkDecodeTimesTest, PartsOfClustersAreDealtEquallyAndReadByTheClustersTha
               8 * kTimes.cluster_row_us + 2 * kTimes.part_row_us, 1e-9);
 }
 
-// 60 clusters of eight for 20 equal sequences, of which 30 run at once.
-TEST(ChunkDecodeTimesTest, ASecondWaveOfClustersTakesItsOwnTiles) {
-  const ChunkDecodeGrid clusters{.num_lanes = 480, .cluster_lanes = 8, .takes_parts = true};
-  const ChunkDecodeLoad load{20, 3 * 8 * 64, 20 * 3 * 8 * 64};
-  const double tiles = 20 * 3 * 8 + 10;
-  const double tiles_in_turn = 1 + kTimes.wave_tiles + tiles / 480;
-  EXPECT_NEAR(
-      GridUs(load, clusters, {264}, 128, kGroup),
-      2 * (kTimes.cluster_us + kGroup * kTimes.cluster_row_us) + kTimes.state_us + kTimes.merge_us +
-          2 * kTimes.part_row_us + kTimes.cluster_crowd_us +
-          WithMemoryUs(tiles_in_turn * kTimes.cluster_tile_us, tiles / 264 * kTimes.memory_tile_us),
-      1e-9);
-}
-
 // Clusters whose blocks have a tile each: the more there are, the longer each takes.
 TEST(ChunkDecodeTimesTest, CrowdedClustersTakeLonger) {
   struct Case {
