@@ -98,6 +98,14 @@ int64_t TilesOf(int64_t tokens, int32_t num_seqs) {
   return tokens / kChunkDecodeTileTokens + (num_seqs + 1) / 2;
 }
 
+// How much longer the SMs with most blocks of clusters take than the mean. `share` is these blocks
+// over those of the full grid, which has four on each SM. About ten of eleven SMs get clusters.
+double UnevenBlocks(double share, int32_t head_dim) {
+  const double of_sm = 4 * 1.1 * share;
+  if (head_dim != 64 || of_sm <= 1) return 1;
+  return 1 + kChunkDecodeTimes.cluster_uneven * (std::ceil(of_sm - 0.05) / of_sm - 1);
+}
+
 }  // namespace
 
 double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
@@ -126,7 +134,8 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
       head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us : kChunkDecodeTimes.cluster_tile_us;
   const double all = full.num_lanes, crowd = clusters.num_lanes / all;
   const double memory_us = static_cast<double>(tiles) / all * tile_us *
-                           std::pow(all / static_cast<double>(used), reading);
+                           std::pow(all / static_cast<double>(used), reading) *
+                           UnevenBlocks(static_cast<double>(used) / all, head_dim);
   return kChunkDecodeTimes.cluster_us +
          (lanes > kChunkDecodeClusterLanes ? kChunkDecodeTimes.large_cluster_us : 0) + parts_us +
          group * kChunkDecodeTimes.cluster_row_us + crowd * kChunkDecodeTimes.cluster_crowd_us +

@@ -46,6 +46,9 @@ struct ChunkDecodeTimes {
   double cluster_reading = 0.1;
   double parts_reading = 0.2;
   double part_row_us = 0.07;  // more for each further part and each row of a block of its cluster
+  // At head_dim 64 instructions bound an SM that has several blocks. Where some SMs have one block
+  // more than others, the memory's time grows by this part of the difference to the mean.
+  double cluster_uneven = 0.6;
   // A warp that is a lane.
   double warp_us = 0.35;          // beside its tasks
   double warp_task_us = 0.9;      // per sequence; its first tokens arrive meanwhile

@@ -148,6 +148,21 @@ TEST(ChunkDecodeTimesTest, CrowdedClustersTakeLonger) {
   }
 }
 
+// 256 blocks of head_dim 64 lie on about 120 SMs, some of which have three and others two.
+TEST(ChunkDecodeTimesTest, UnevenSmsDelayClustersOfShortHeads) {
+  const ChunkDecodeGrid clusters{.num_lanes = 256, .cluster_lanes = 4};
+  const ChunkDecodeLoad load{64, 64 * 4 * 12, int64_t{64} * 64 * 4 * 12};
+  const double tiles = 64 * 4 * 12 + 32, all = 528, of_sm = 256 * 4 * 1.1 / all;
+  const double memory_us = tiles / all * kTimes.memory_tile_us *
+                           std::pow(all / 256, kTimes.cluster_reading) *
+                           (1 + kTimes.cluster_uneven * (3 / of_sm - 1));
+  EXPECT_NEAR(GridUs(load, clusters, {528}, 64, kGroup),
+              kTimes.cluster_us + kGroup * kTimes.cluster_row_us +
+                  256 / all * kTimes.cluster_crowd_us +
+                  WithMemoryUs(12 * kTimes.cluster_half_tile_us, memory_us),
+              1e-9);
+}
+
 // 33 lanes read 330 tiles of four sequences: nine lanes read the longest if all are equal, and 30
 // if it has 300 tiles.
 TEST(ChunkDecodeTimesTest, EqualSharesLeaveMoreStatesOfTheLongestSequence) {
