@@ -66,8 +66,11 @@ bool TileEndsFirst(const LinearParams& params, const DeviceFacts& device) {
   constexpr int32_t kFewTokens = 16;  // with 24, Qwen3-4B lost 1.6 %
   constexpr double kBytesPerUs = 4.6e6;
   if (params.num_tokens > kFewTokens || params.x_squares || params.out_squares) return false;
-  // Few blocks of kTile leave SMs idle, too: 80 on 132 SMs gained nothing, 88 did. With a residual
-  // they do gain in a decoder, whose next norm is then a kernel of its own.
+  // With kTile the norm after a residual is a kernel of its own. With few features that costs more
+  // than kTile gains; with more it is the quicker way, even if kTile has few tiles.
+  constexpr int64_t kFewFeatures = 2048;
+  if (params.residual && params.out_features <= kFewFeatures) return false;
+  // Few blocks of kTile leave SMs idle, too: 80 on 132 SMs gained nothing, 88 did.
   if (!params.residual && PlanTile(params, device).Grid() * 3 < 2 * device.sm_count) return false;
   const double floor_us = static_cast<double>(WeightBytes(params)) / kBytesPerUs;
   const WgmmaPlan wgmma = PlanWgmma(params, device);

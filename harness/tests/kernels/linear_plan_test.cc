@@ -164,6 +164,12 @@ TEST(LinearTest, FewTokensOfLargeWeightsTakeTheFasterOfTwoVariants) {
   EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), LinearVariant::kWgmma);
   params.residual = reinterpret_cast<const void*>(0x1000);
   EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), LinearVariant::kTile);
+  // Down of Qwen3-0.6B and of Llama-3.2-1B, and o of Qwen2.5-0.5B, which leave sums of squares.
+  for (const auto& [in, out] : {std::pair{3072, 1024}, {8192, 2048}, {896, 896}}) {
+    params.in_features = in;
+    params.out_features = out;
+    EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), LinearVariant::kWgmma) << in;
+  }
   // With kTile, appending is a kernel of its own.
   const KvAppendParams append{.layout = {.num_kv_heads = 8, .page_size = 256, .head_dim = 128}};
   params = {.num_tokens = 3, .in_features = 5120, .out_features = 6144};
