@@ -121,12 +121,13 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
     // all clusters equally.
     of_block = std::max<int64_t>(1, std::min(DivideUp(tiles, lanes * (count - load.num_seqs + 1)),
                                              DivideUp(longest, lanes * (count / load.num_seqs))));
-    used = std::min(count, DivideUp(tiles, lanes * of_block) + load.num_seqs - 1) * lanes;
-    const auto parts = static_cast<int32_t>(DivideUp(longest, lanes * of_block));
+    const int64_t parts = DivideUp(longest, lanes * of_block);
+    used = lanes * std::min({count, DivideUp(tiles, lanes * of_block) + load.num_seqs - 1,
+                             parts * load.num_seqs});
     if (parts > 1) {
       parts_us =
           kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
-          (parts - 1) * DivideUp(group, clusters.cluster_lanes) * kChunkDecodeTimes.part_row_us;
+          static_cast<double>((parts - 1) * DivideUp(group, lanes)) * kChunkDecodeTimes.part_row_us;
     }
     reading = kChunkDecodeTimes.parts_reading;
   }

@@ -103,15 +103,15 @@ TEST(ChunkDecodeTimesTest, StatesThatAreAddedInBundlesTakeLessTime) {
   EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid), before_us + AddStatesUs(100, kGroup));
 }
 
-// 14 clusters of 16: two for each of seven equal sequences, two of them for one, or one of them,
-// which leaves no states.
+// 14 clusters of 16: two for each of seven equal sequences, two of them for one, or one for each of
+// three, which leaves no states.
 TEST(ChunkDecodeTimesTest, PartsOfClustersAreDealtEquallyAndReadByTheClustersThatHaveTiles) {
   const ChunkDecodeGrid clusters{.num_lanes = 224, .cluster_lanes = 16, .takes_parts = true};
   const double cluster_us = kTimes.cluster_us + kTimes.large_cluster_us +
                             kGroup * kTimes.cluster_row_us + 224.0 / 264 * kTimes.cluster_crowd_us;
   const double parts_us = kTimes.state_us + kTimes.merge_us + kTimes.part_row_us;
   for (const auto& [num_seqs, length, blocks, more_us] :
-       {std::tuple{7, 2000, 224, parts_us}, {1, 2000, 32, parts_us}, {1, 1000, 16, 0.0}}) {
+       {std::tuple{7, 2000, 224, parts_us}, {1, 2000, 32, parts_us}, {3, 1000, 48, 0.0}}) {
     const ChunkDecodeLoad load{num_seqs, length, int64_t{num_seqs} * length};
     const double tiles = load.tokens / 64 + (num_seqs + 1) / 2;
     const double memory_us =
