@@ -122,7 +122,8 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
   }
   max_tokens = options.token_budget + options.max_batch;
 
-  largest_step = LargestDecodeShape();
+  largest_step = std::ranges::max(
+      DecodeShapes(), {}, [](const StepShape& shape) { return PlaceStep(shape, nullptr).bytes; });
   largest_step.one_kernel = one_kernel_rows > 0;
   largest_step.prefill = {.num_seqs = options.max_batch,
                           .num_tokens = options.token_budget,
@@ -222,18 +223,6 @@ std::vector<ChunkDecodeGrid> DecoderConfig::DecodeGrids(int32_t bucket) const {
 std::vector<ChunkDecodeGrid> DecoderConfig::RunGrids() const {
   if (!SharesReads() || full_grid.num_lanes == 0) return {};
   return ChunkDecodeRunGrids(layout, facts);
-}
-
-StepShape DecoderConfig::LargestDecodeShape() const {
-  const auto bytes = [](const StepShape& shape) { return PlaceStep(shape, nullptr).bytes; };
-  StepShape largest;
-  for (const int32_t bucket : buckets) {  // a smaller one may have a grid of more lanes
-    for (const ChunkDecodeGrid& grid : DecodeGrids(bucket)) {
-      const StepShape shape = DecodeShape(bucket, grid);
-      if (bytes(shape) > bytes(largest)) largest = shape;
-    }
-  }
-  return largest;
 }
 
 int64_t DecoderConfig::MaxPartials(int32_t bucket) const {

@@ -86,8 +86,6 @@ struct DecoderConfig {
   StepShape DecodeShape(int32_t bucket, int64_t longest, int64_t tokens,
                         int64_t tokens_saved) const;
   StepShape DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid) const;
-  // The decode shape whose arrays take the most room.
-  StepShape LargestDecodeShape() const;
   // The most partial states that the plan of a step of `bucket` rows can have.
   int64_t MaxPartials(int32_t bucket) const;
   // All grids that steps may have, and only those of them with run lanes.

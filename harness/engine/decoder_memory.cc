@@ -56,19 +56,17 @@ MemoryNeeds DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) 
     const auto counters = [&](int32_t num_seqs) {
       return ChunkDecodeCounterBytes(num_seqs, config.layout);
     };
-    const auto of_bucket = [&](int32_t bucket) {
-      return workspace_of(bucket, config.MaxPartials(bucket));
-    };
     // All share one block, in which the states of every bucket begin at the same place.
     const int64_t before_states = counters(config.buckets.back());
     int64_t room = 0;
     for (const int32_t bucket : config.buckets) {
-      const DecodeWorkspace& workspace = decode_workspaces.emplace_back(of_bucket(bucket));
+      const DecodeWorkspace& workspace =
+          decode_workspaces.emplace_back(workspace_of(bucket, config.MaxPartials(bucket)));
       room = std::max(room, before_states - counters(bucket) + workspace.bytes);
     }
     std::byte* const block = carver.TakeBytes(room);
     for (DecodeWorkspace& workspace : decode_workspaces) {
-      if (base == nullptr) break;
+      if (base == nullptr) continue;  // only sizes are wanted
       workspace.data = block + (before_states - counters(workspace.num_seqs));
     }
   }
