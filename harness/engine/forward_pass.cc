@@ -440,10 +440,7 @@ void ForwardPass::ReadNormed(LinearParams& params, const std::byte* weight) cons
 
 void ForwardPass::SumSquares(LinearParams& params) {
   x_squares_ = nullptr;
-  if (params.num_tokens > kMaxSquaresTokens ||
-      ChooseLinearVariant(params, backend_.facts()) != LinearVariant::kWgmma) {
-    return;
-  }
+  if (!LinearLeavesSquares(params, backend_.facts())) return;
   params.out_squares = buffers_.x_squares;
   x_squares_ = buffers_.x_squares;
 }

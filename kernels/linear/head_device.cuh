@@ -113,10 +113,10 @@ template <typename Policy>
 __device__ __forceinline__ void MultiplyHead(int k_blocks, const CopyRing& ring, RingPosition& at,
                                              float (&sums)[Policy::kColumns / 2]) {
   const int group = threadIdx.x / 128;
-  const int x_at = Policy::kSharesTokens ? group * 64 * Policy::kRowBytes : 0;
+  const int x_at =
+      Policy::kWeightBytes + (Policy::kSharesTokens ? group * 64 * Policy::kRowBytes : 0);
   const int weight_at = Policy::kSharesTokens ? 0 : group * Policy::kColumns * Policy::kRowBytes;
-  const int read = MultiplyStages<typename Policy::Type, Policy::kWeightBytes>(k_blocks, ring, x_at,
-                                                                               weight_at, at, sums);
+  const int read = MultiplyStages<typename Policy::Type>(k_blocks, ring, x_at, weight_at, at, sums);
   if (threadIdx.x % 128 == 0) ptx::MbarrierArrive(ring.Empty(read));
 }
 

@@ -142,6 +142,9 @@ struct LinearParams {
 LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts& device);
 // Whether the device can run these tokens, features and norm with the variant asked for.
 bool LinearRuns(const LinearParams& params, const DeviceFacts& device);
+// Whether a projection before an RMSNorm should have out_squares, from which the projection after
+// it normalises up to kMaxSquaresTokens tokens. Otherwise that norm is a kernel of its own.
+bool LinearLeavesSquares(LinearParams params, const DeviceFacts& device);
 // Whether `append` can be part of the projection's kernel: kWgmma with at most 32 tokens.
 bool LinearAppends(const LinearParams& params, const DeviceFacts& device);
 // Whether the projection's kernel can send its outputs to the peers: kWgmma and kTile, with

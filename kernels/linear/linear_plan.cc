@@ -59,26 +59,33 @@ double UnevenShare(int32_t grid, int32_t cluster, const DeviceFacts& device) {
   return static_cast<double>(of_sm) * device.sm_count / grid;
 }
 
+// Up to so many features a norm within the projection is quicker than kTile and a norm of its own.
+constexpr int64_t kShortNormFeatures = 2048;
+
 // Whether kTile ends before kWgmma. The times are microseconds on an H200, fitted to drawn shapes
 // (this kernel's README); elsewhere their ratios matter. Only kWgmma leaves and takes sums of
 // squares, which saves a norm's kernel.
 bool TileEndsFirst(const LinearParams& params, const DeviceFacts& device) {
-  constexpr int32_t kFewTokens = 16;  // with 24, Qwen3-4B lost 1.6 %
   constexpr double kBytesPerUs = 4.6e6;
-  if (params.num_tokens > kFewTokens || params.x_squares || params.out_squares) return false;
-  // With kTile the norm after a residual is a kernel of its own. With few features that costs more
-  // than kTile gains; with more it is the quicker way, even if kTile has few tiles.
-  constexpr int64_t kFewFeatures = 2048;
-  if (params.residual && params.out_features <= kFewFeatures) return false;
-  // Few blocks of kTile leave SMs idle, too: 80 on 132 SMs gained nothing, 88 did.
-  if (!params.residual && PlanTile(params, device).Grid() * 3 < 2 * device.sm_count) return false;
+  // With 24 tokens, Qwen3-4B lost 1.6 %.
+  if (params.num_tokens > kFewTileTokens || params.x_squares || params.out_squares) return false;
+  // Few blocks of kTile leave SMs idle, too: 80 on 132 SMs gained nothing, 88 did. Before a long
+  // norm even few are the quicker way in a decoder.
+  const int32_t tiles = PlanTile(params, device).Grid();
+  const bool long_norm = params.residual && params.out_features > kShortNormFeatures;
+  if (!long_norm && tiles * 3 < 2 * device.sm_count) return false;
   const double floor_us = static_cast<double>(WeightBytes(params)) / kBytesPerUs;
   const WgmmaPlan wgmma = PlanWgmma(params, device);
+  // Over two blocks per SM run three at a time, and over three in waves.
   const double share = UnevenShare(wgmma.grid, wgmma.cluster, device);
-  const double wgmma_us = 2 + floor_us * std::max(1.08, 0.85 * share);
+  const double slower = wgmma.grid <= 2 * device.sm_count   ? 0.85 * share
+                        : wgmma.grid <= 3 * device.sm_count ? 0.9 * share
+                                                            : 1.2;
+  const double wgmma_us = 2 + floor_us * std::max(1.08, slower);
+  const double tile_us = 2.8 + floor_us * (tiles <= device.sm_count ? 1.06 : 1.12);
   const double append_us = params.append ? 1.8 : 0;  // by a kernel of its own
   constexpr double kMargin = 1.03;  // near equal times, kWgmma overlaps more with its predecessor
-  return kMargin * (2.8 + 1.06 * floor_us + append_us) < wgmma_us;
+  return kMargin * (tile_us + append_us) < wgmma_us;
 }
 
 // Whether kHead can do everything that is asked for besides products.
@@ -313,6 +320,15 @@ LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts&
   return params.norm_weight && params.num_tokens >= kNormApartTokens
              ? LinearVariant::kNormThenSkinny
              : LinearVariant::kSkinny;
+}
+
+bool LinearLeavesSquares(LinearParams params, const DeviceFacts& device) {
+  if (params.num_tokens > kMaxSquaresTokens) return false;
+  // Otherwise the next norm is a kernel of its own. With few features that costs more than kTile
+  // gains.
+  float squares;
+  if (params.out_features <= kShortNormFeatures) params.out_squares = &squares;
+  return ChooseLinearVariant(params, device) == LinearVariant::kWgmma;
 }
 
 bool LinearRuns(const LinearParams& params, const DeviceFacts& device) {

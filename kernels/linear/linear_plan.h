@@ -34,7 +34,7 @@ inline constexpr FewTokensRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
 // 6. kMatmul.
 inline constexpr FewTokensRange kWgmmaRanges[] = {
     {8, INT64_MAX}, {16, int64_t{128} << 20}, {32, int64_t{64} << 20}, {64, int64_t{13} << 20}};
-inline constexpr int64_t kTileTokens = 17, kTileGatedTokens = 33, kTileWideTokens = 33;
+inline constexpr int64_t kTileTokens = 9, kTileGatedTokens = 33, kTileWideTokens = 33;
 inline constexpr int64_t kTileWeightBytes = int64_t{200} << 20;
 // From this many tokens on, kAuto runs the norm as a separate kernel, because in kSkinny every
 // block normalises all activations again.

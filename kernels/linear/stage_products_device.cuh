@@ -13,7 +13,7 @@ namespace tokline {
 // begin `x_at` bytes into a stage and the weight rows that begin at `weight_at`. The sums are laid
 // out as in ptx/wgmma.cuh, with tokens as rows and weight rows as columns. Each stage is released
 // when the next one has been multiplied. Returns the last stage, which is not released.
-template <typename T, int kXBegin, int kSums>
+template <typename T, int kSums>
 __device__ __forceinline__ int MultiplyStages(int blocks, const CopyRing& ring, int x_at,
                                               int weight_at, RingPosition& at,
                                               float (&sums)[kSums]) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ int MultiplyStages(int blocks, const CopyRing& ring, 
   for (int block = 0; block < blocks; ++block) {
     ptx::MbarrierWait(ring.Full(at.stage), at.phase);
     const uint32_t stage = ring.Stage(at.stage);
-    const uint64_t x = ptx::WgmmaDescriptor(stage + kXBegin + x_at);
+    const uint64_t x = ptx::WgmmaDescriptor(stage + x_at);
     const uint64_t weight = ptx::WgmmaDescriptor(stage + weight_at);
     ptx::PinRegisters(sums);
     ptx::WgmmaFence();

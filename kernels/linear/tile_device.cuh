@@ -6,9 +6,10 @@
 //   second wave costs as much as the first.
 // Block: two warpgroups, which share the weight rows (64 tokens) or the tokens (128), and a
 //   producer warp whose first lane issues copies.
-// Shared memory: a ring whose stages hold 64 k of the tile's weights and of all tokens, with the
-//   128-byte swizzle. Rows after the last token keep their old contents; their sums are never read.
-//   Once the ring has been read, the sums take its place.
+// Shared memory: a ring whose stages hold 64 k of all tokens, then of the tile's weights, with the
+//   128-byte swizzle. A warpgroup multiplies 64 rows in any case: those after the last token are
+//   what follows in the stage, mostly weights, and their sums are never read. Once the ring has
+//   been read, the sums take its place.
 // Dependent launch: the first weights are on their way before the wait.
 // Merge: each block of the cluster finishes some of the tokens. Every block lays out its sums in
 //   its own shared memory and sends each other block the sums of that block's tokens, in one copy.
@@ -58,7 +59,7 @@ struct TilePolicy {
   static constexpr int kPiece = kColumns / 2, kPieces = kRows / kPiece;
   static constexpr int kConsumers = 128 * kTileConsumerGroups;
   static constexpr int kRowBytes = 2 * kTileBlockK;
-  static constexpr int kWeightBytes = kRows * kRowBytes, kXBytes = kTokens * kRowBytes;
+  static constexpr int kWeightBytes = kRows * kRowBytes;
   static constexpr int kPitch = kRows + kTileSumsPadding;  // floats between tokens' sums
 };
 
@@ -79,26 +80,28 @@ template <typename Policy>
 __device__ __forceinline__ void ProduceTile(const TileArgs& args, const TileShare& share,
                                             const CopyRing& ring) {
   const int x_bytes = static_cast<int>(args.params.num_tokens) * Policy::kRowBytes;
+  const int weights_at = args.plan.x_rows * Policy::kRowBytes;
   const uint64_t once = ptx::EvictFirstPolicy();
   const auto load_weight = [&](int block, int stage) {
     ptx::MbarrierArriveExpect(ring.Full(stage), Policy::kWeightBytes + x_bytes);
     if (!args.params.gated_silu) {
-      ptx::TensorCopyToShared(ring.Stage(stage), &args.weight, 0, share.tile * Policy::kRows,
-                              share.first_block + block, ring.Full(stage), once);
+      ptx::TensorCopyToShared(ring.Stage(stage) + weights_at, &args.weight, 0,
+                              share.tile * Policy::kRows, share.first_block + block,
+                              ring.Full(stage), once);
       return;
     }
 #pragma unroll
     for (int piece = 0; piece < Policy::kPieces; ++piece) {
       int row = share.tile * (Policy::kRows / 2) + piece / 2 * Policy::kPiece;
       if (piece % 2 == 1) row += static_cast<int>(args.params.out_features);
-      ptx::TensorCopyToShared(ring.Stage(stage) + piece * Policy::kPiece * Policy::kRowBytes,
-                              &args.weight, 0, row, share.first_block + block, ring.Full(stage),
-                              once);
+      ptx::TensorCopyToShared(
+          ring.Stage(stage) + weights_at + piece * Policy::kPiece * Policy::kRowBytes, &args.weight,
+          0, row, share.first_block + block, ring.Full(stage), once);
     }
   };
   const auto load_x = [&](int block, int stage) {
-    ptx::TensorCopyToShared(ring.Stage(stage) + Policy::kWeightBytes, &args.x, 0, 0,
-                            share.first_block + block, ring.Full(stage));
+    ptx::TensorCopyToShared(ring.Stage(stage), &args.x, 0, 0, share.first_block + block,
+                            ring.Full(stage));
   };
   const int early = min(share.blocks, ring.stages);
   for (int block = 0; block < early; ++block) load_weight(block, block);
@@ -118,14 +121,15 @@ __device__ __forceinline__ void ProduceTile(const TileArgs& args, const TileShar
 // Computes the warpgroup's sums over the block's share of K. They are laid out as in ptx/wgmma.cuh,
 // with tokens as rows and weight rows as columns.
 template <typename Policy>
-__device__ __forceinline__ void MultiplyTile(const TileShare& share, const CopyRing& ring,
+__device__ __forceinline__ void MultiplyTile(const TilePlan& plan, const TileShare& share,
+                                             const CopyRing& ring,
                                              float (&sums)[Policy::kColumns / 2]) {
   const int group = threadIdx.x / 128;
   const int first_token = Policy::kTokens == 64 ? 0 : group * 64;
   const int first_row = Policy::kTokens == 64 ? group * Policy::kColumns : 0;
   RingPosition at{ring.stages};
-  MultiplyStages<typename Policy::Type, Policy::kWeightBytes>(
-      share.blocks, ring, first_token * Policy::kRowBytes, first_row * Policy::kRowBytes, at, sums);
+  MultiplyStages<typename Policy::Type>(share.blocks, ring, first_token * Policy::kRowBytes,
+                                        (plan.x_rows + first_row) * Policy::kRowBytes, at, sums);
 }
 
 // Lays the sums out as [token][weight row] in the block's shared memory.
@@ -342,13 +346,12 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint4 memory[];
   const uint32_t start = ptx::SharedAddress(memory), data = (start + 1023) & ~1023u;
-  constexpr int kStageBytes = Policy::kWeightBytes + Policy::kXBytes;
   const int splits = args.plan.splits;
   const TileShare share(args.plan);
   const CopyRing ring{.data = data,
                       .barriers = data + args.plan.data_bytes,
                       .stages = args.plan.stages,
-                      .stage_bytes = kStageBytes};
+                      .stage_bytes = args.plan.x_rows * Policy::kRowBytes + Policy::kWeightBytes};
   const TileMerge<Policy> merge{
       .own = data,
       .barrier = ring.Full(args.plan.stages),  // after the ring's
@@ -378,7 +381,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     sender.LookUpLaunch();
   }
   float sums[Policy::kColumns / 2];
-  MultiplyTile<Policy>(share, ring, sums);
+  MultiplyTile<Policy>(args.plan, share, ring, sums);
   if (merges) ptx::ClusterArrive();              // the others may now write to the ring's memory
   ptx::NamedBarrierSync(1, Policy::kConsumers);  // all consumers have read the ring
   float* const own = reinterpret_cast<float*>(reinterpret_cast<char*>(memory) + (data - start));

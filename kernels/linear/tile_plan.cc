@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "kernels/common/rounding.h"
 #include "kernels/linear/linear.h"
@@ -10,11 +11,12 @@
 namespace tokline {
 namespace {
 
-// The model's constants, fitted to 791 plans of 34 weights on an H200. They only rank plans: on
-// average the plan that they choose takes 1.007 times as long as the best one, at worst 1.08 times.
-// Rates in bytes per microsecond: of the memory and of the L2 for all SMs together, at which an SM
-// reads its shared memory, and at which a block stores or merges its sums.
-constexpr double kMemoryRate = 3.4e6, kL2Rate = 18e6, kSharedRate = 0.2e6;
+// The constants of two models of a plan's time, in microseconds and bytes per microsecond on an
+// H200. They only rank plans. This one was fitted to 791 plans of 34 weights at 64 and 128 tokens:
+// on average the plan that it chooses takes 1.007 times as long as the best one, at worst 1.08
+// times. Rates: of the memory and of the L2 for all SMs together, at which a block takes in weights
+// and an SM reads its shared memory, and at which a block stores or merges its sums.
+constexpr double kMemoryRate = 3.4e6, kL2Rate = 18e6, kBlockRate = 0.11e6, kSharedRate = 0.2e6;
 constexpr double kStoreRate = 85e3, kMergeRate = 25e3;
 constexpr double kLaunchUs = 1.94, kWaveUs = 1.2;
 // Plans of fewer blocks were not timed; they are taken if the model sees a clear gain.
@@ -26,7 +28,34 @@ int64_t BlocksAtOnce(int32_t splits, const DeviceFacts& device) {
   return splits <= 2 ? device.sm_count : int64_t{device.sm_count} * 29 / 33;
 }
 
+// Of times that overlap only partly.
+double Overlapped(std::initializer_list<double> times) {
+  double cubes = 0;
+  for (const double time : times) cubes += time * time * time;
+  return std::cbrt(cubes);
+}
+
+// With few tokens weights alone count, and how they are divided. Fitted to 552 plans of 46 weights
+// at 8 tokens and to 68 plans in decoders of 5 models (this kernel's README).
+double MicrosecondsOfFewTokens(const TilePlan& plan, const DeviceFacts& device) {
+  constexpr double kMemory = 4.4e6, kBlock = 55e3;            // rates of all SMs and of one block
+  constexpr double kWave = 1.2, kStart = 0.03, kStage = 0.1;  // per wave, block and stage
+  constexpr double kMerge[] = {0, 0.3, 0.15};                 // of 1, 2 and 4 splits
+  const int64_t stages = DivideUp(plan.k_blocks, plan.splits);
+  const auto weight_bytes = static_cast<double>(2 * kTileBlockK * stages * plan.rows);
+  const int64_t at_once = BlocksAtOnce(plan.splits, device);
+  double us = kMerge[plan.splits / 2];
+  for (int64_t left = plan.Grid(); left > 0; left -= at_once) {
+    const auto blocks = static_cast<double>(std::min(left, at_once));
+    us += kWave + kStart * blocks +
+          Overlapped({blocks * weight_bytes / kMemory, weight_bytes / kBlock,
+                      static_cast<double>(stages) * kStage});
+  }
+  return us;
+}
+
 double Microseconds(const TilePlan& plan, const LinearParams& params, const DeviceFacts& device) {
+  if (params.num_tokens <= kFewTileTokens) return MicrosecondsOfFewTokens(plan, device);
   const double share = SizeOf(params.dtype) * kTileBlockK *
                        static_cast<double>(DivideUp(plan.k_blocks, plan.splits));
   const double weight_bytes = share * plan.rows, bytes = weight_bytes + share * plan.token_tile;
@@ -37,12 +66,8 @@ double Microseconds(const TilePlan& plan, const LinearParams& params, const Devi
   double us = kLaunchUs - kWaveUs + (plan.Grid() < kTimedBlocks ? kNotTimedUs : 0);
   for (int64_t left = plan.Grid(); left > 0; left -= at_once) {
     const auto blocks = static_cast<double>(std::min(left, at_once));
-    double cubes = 0;  // of times that overlap only partly
-    for (const double time : {blocks * weight_bytes / kMemoryRate, blocks * bytes / kL2Rate,
-                              read_bytes / kSharedRate}) {
-      cubes += time * time * time;
-    }
-    us += kWaveUs + std::cbrt(cubes);
+    us += kWaveUs + Overlapped({blocks * weight_bytes / kMemoryRate, blocks * bytes / kL2Rate,
+                                weight_bytes / kBlockRate, read_bytes / kSharedRate});
   }
   if (plan.splits == 1) return us + sums_bytes / kStoreRate;
   // For clusters of two and of four. They were 0.75 and 0.97 when barriers released writes.
@@ -62,7 +87,11 @@ TilePlan TileOf(const LinearParams& params, int32_t columns, int32_t splits) {
   plan.splits = splits;
   plan.tiles = static_cast<int32_t>(DivideUp(weight_rows, int64_t{plan.rows}));
   plan.k_blocks = static_cast<int32_t>(params.in_features / kTileBlockK);
-  const int64_t stage = int64_t{plan.rows + plan.token_tile} * kTileBlockK * 2;
+  // Shared memory is swizzled in groups of eight rows. The last rows that are multiplied may be
+  // weights, but none of the next stage, which may be on its way.
+  plan.x_rows = static_cast<int32_t>(
+      std::max<int64_t>(RoundUp(params.num_tokens, 8), plan.token_tile - plan.rows));
+  const int64_t stage = int64_t{plan.rows + plan.x_rows} * kTileBlockK * 2;
   // A block holds the sums of all splits for the tokens that it finishes, and its own sums for the
   // others.
   const int64_t rows_of_sums =

@@ -9,6 +9,8 @@ namespace tokline {
 
 struct LinearParams;
 
+// With up to this many tokens a plan is chosen by its weights alone.
+inline constexpr int32_t kFewTileTokens = 16;
 // Elements of K per stage of the ring.
 inline constexpr int32_t kTileBlockK = 64;
 inline constexpr int32_t kTileConsumerGroups = 2;                        // warpgroups that multiply
@@ -19,7 +21,8 @@ inline constexpr int32_t kTileSumsPadding = 8;
 
 // A block multiplies `token_tile` tokens with `rows` weight rows over its share of K.
 struct TilePlan {
-  int32_t token_tile = 0;  // 64 or 128
+  int32_t token_tile = 0;  // 64 or 128: the rows that are multiplied
+  int32_t x_rows = 0;      // per stage: the tokens, and so many more that wgmma stays in the stage
   int32_t rows = 0;        // per tile; with gated_silu half of them are gate rows, half up rows
   int32_t splits = 0;      // of K: blocks per cluster, which share a tile; 1, 2 or 4
   int32_t tiles = 0;

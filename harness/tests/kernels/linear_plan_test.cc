@@ -140,20 +140,24 @@ TEST(LinearTest, ProjectionsOfDecodersTakeTheirVariants) {
     int64_t hidden, q, kv, mlp;
     const char *qkv, *o, *gate_up, *down;  // a letter for each number of tokens below
   };
+  float squares = 0;
   for (const Model& model : {
            Model{"Qwen3-0.6B", 1024, 2048, 1024, 3072,  //
                  "wwwwwtttm", "wwwwwwwtm", "wwwwwtttm", "wwwwwwwtm"},
            Model{"Qwen2.5-0.5B", 896, 896, 128, 4864,  //
-                 "wwwwwtttm", "wwwwwtttm", "tttwwtttm", "wwwwwwwtm"},
+                 "wwwwwtttm", "wwwwwtttm", "wwwwwtttm", "wwwwwwwtm"},
            Model{"Llama-3.2-1B", 2048, 2048, 512, 8192,  //
                  "wwwwwtttm", "wwwwwtttm", "wwwwwtttm", "wwwwwtttm"},
            Model{"Qwen3-4B", 2560, 4096, 1024, 9728,  //
-                 "wwwwwtttm", "tttwwtttm", "wwwtttttm", "tttwwtttm"},
+                 "wwwwwtttm", "tttwwtttm", "ttttttttm", "tttwwtttm"},
        }) {
-    const auto variants = [](LinearParams params) {
+    const auto variants = [&squares](LinearParams params) {
       std::string letters;
       for (const int64_t tokens : {3, 8, 16, 24, 32, 48, 64, 128, 256}) {
         params.num_tokens = tokens;
+        params.out_squares = params.residual != nullptr && LinearLeavesSquares(params, kLargeDevice)
+                                 ? &squares
+                                 : nullptr;
         letters += Name(ChooseLinearVariant(params, kLargeDevice))[0];
       }
       return letters;
@@ -182,9 +186,9 @@ TEST(LinearTest, FewTokensOfLargeWeightsTakeTheFasterOfTwoVariants) {
                               {7, 12288, 12288, LinearVariant::kTile},        // 72.3, 86.3
                               {16, 11008, 4096, LinearVariant::kTile},        // the most tokens
                               {24, 8192, 2048, LinearVariant::kWgmma},        // too many
-                              {1, 3072, 5120, LinearVariant::kWgmma},     // 10.1, 11.1: few tiles
-                              {6, 7168, 7168, LinearVariant::kWgmma},     // 26.5, 25.8
-                              {2, 2048, 2048, LinearVariant::kWgmma}}) {  // 4.7, 3.2
+                              {1, 2560, 6144, LinearVariant::kWgmma},         // 9.1, 10.6
+                              {6, 7168, 7168, LinearVariant::kWgmma},         // 26.5, 25.8
+                              {2, 2048, 2048, LinearVariant::kWgmma}}) {      // 4.7, 3.2
     params.num_tokens = row.tokens;
     params.in_features = row.in;
     params.out_features = row.out;
@@ -275,7 +279,7 @@ TEST(LinearTest, WhatAKernelOfItsOwnFinishesCanBeSent) {
 }
 
 TEST(LinearTest, EveryTileFitsAndHasRoomForItsSums) {
-  for (const int64_t tokens : {1, 64, 65, 128}) {
+  for (const int64_t tokens : {1, 17, 64, 65, 128}) {
     for (const int64_t in : {256, 4096}) {
       const bool gated = in == 256;
       const LinearParams params{.gated_silu = gated,
@@ -291,6 +295,11 @@ TEST(LinearTest, EveryTileFitsAndHasRoomForItsSums) {
             EXPECT_GE(plan.tiles * plan.rows, 2560);
             EXPECT_LT((plan.tiles - 1) * plan.rows, 2560);
             EXPECT_GE(plan.stages, in == 256 ? 4 / splits : 4);
+            // wgmma reads token_tile rows from a stage's start, in groups of eight.
+            EXPECT_GE(plan.x_rows, tokens);
+            EXPECT_EQ(plan.x_rows % 8, 0);
+            EXPECT_GE(plan.x_rows + plan.rows, plan.token_tile);
+            EXPECT_GE(plan.data_bytes, plan.stages * (plan.x_rows + plan.rows) * 128);
             const int64_t sums = plan.token_tile + (splits - 1) * DivideUp(tokens, int64_t{splits});
             EXPECT_GE(plan.data_bytes, sums * 4 * (plan.rows + 8));
             EXPECT_GT(plan.shared_bytes, 1024 + plan.data_bytes);
