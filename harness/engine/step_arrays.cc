@@ -64,10 +64,11 @@ StepArrays PlaceStep(const StepShape& shape, std::byte* base) {
 
 ChunkDecodePlanRoom DecodeRoomOf(const AttentionShape& shape) {
   // A block lane has cuts at its ends, or a part of a cluster's sequence. If warps take parts,
-  // there are fewer cuts than warps; otherwise they read whole sequences.
+  // there are fewer cuts than warps; otherwise they read whole sequences. Neither warps nor
+  // clusters cut what sequences share.
   const bool warps = shape.grid.block_lanes > 1;
   const int64_t cuts = warps && !shape.grid.takes_parts ? 0 : shape.grid.num_lanes;
-  const int64_t shared_cuts = shape.shared_runs > 0 && !warps ? cuts : 0;
+  const int64_t shared_cuts = shape.shared_runs > 0 && !shape.grid.ReadsWhole() ? cuts : 0;
   const int64_t run_cuts = shape.grid.run_lanes;
   const int64_t uncut = int64_t{shape.num_seqs} * (1 + shape.shared_runs);
   return {.grid = shape.grid,

@@ -20,7 +20,7 @@ namespace {
 
 void ValidatePlan(const ChunkDecodeParams& params) {
   const ChunkDecodePlanView& plan = params.plan;
-  const auto [num_lanes, cluster_lanes, block_lanes, run_lanes, takes_parts] = plan.grid;
+  const auto [num_lanes, cluster_lanes, block_lanes, run_lanes, takes_parts, waves] = plan.grid;
   Require(num_lanes >= 1 && cluster_lanes >= 1 && cluster_lanes <= kChunkDecodeMaxClusterLanes &&
               num_lanes % cluster_lanes == 0,
           "plan.grid has ", plan.grid, "; there must be some, in whole clusters of 1 to ",
@@ -31,6 +31,9 @@ void ValidatePlan(const ChunkDecodeParams& params) {
           " without clusters");
   Require(!takes_parts || block_lanes > 1 || cluster_lanes > 1, "plan.grid has ", plan.grid,
           "; only clusters and lanes of a warp take parts");
+  Require(waves == 1 || (waves > 1 && takes_parts && cluster_lanes > 1 &&
+                         num_lanes % (waves * cluster_lanes) == 0),
+          "plan.grid has ", plan.grid, "; only clusters with parts have waves, of whole clusters");
   Require(
       run_lanes == 0 || (run_lanes > 0 && cluster_lanes == 1 && !takes_parts &&
                          CurrentDeviceFacts().HasHopperCode()),

@@ -85,6 +85,8 @@ struct ChunkDecodeGrid {
   // Whether warp lanes or clusters take parts of sequences that are longer than the others. Never
   // set with run lanes.
   bool takes_parts = false;
+  // Of clusters with parts, num_lanes / waves run at the same time, and the others after them.
+  int8_t waves = 1;
   bool operator==(const ChunkDecodeGrid&) const = default;
   // Whether each lane or cluster can only read sequences that share nothing with others, apart from
   // what run lanes read.
@@ -250,8 +252,9 @@ ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFac
 ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& layout,
                                        int32_t max_lanes, const DeviceFacts& device);
 
-// As many clusters of this size as the device runs at the same time, among which parts of sequences
-// are dealt. No lanes if these are less than two clusters per sequence.
+// Clusters of this size among which parts of sequences are dealt: as many as the device runs at the
+// same time or, if these are fewer than two per sequence, a whole multiple of them. No lanes if
+// that takes more than kChunkDecodeMaxWaves waves, or more than one of clusters of sixteen.
 ChunkDecodeGrid ChunkDecodePartsGrid(int32_t num_seqs, const PagedKvLayout& layout,
                                      int32_t cluster_lanes, const DeviceFacts& device);
 

@@ -41,10 +41,15 @@ ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& la
 
 ChunkDecodeGrid ChunkDecodePartsGrid(int32_t num_seqs, const PagedKvLayout& layout,
                                      int32_t cluster_lanes, const DeviceFacts& device) {
-  const int32_t clusters = ClustersAtOnce(cluster_lanes, layout, device);
-  if (clusters == 0 || clusters < 2 * num_seqs) return {};
-  return {
-      .num_lanes = clusters * cluster_lanes, .cluster_lanes = cluster_lanes, .takes_parts = true};
+  const int32_t at_once = ClustersAtOnce(cluster_lanes, layout, device);
+  const int32_t most_waves = cluster_lanes > kChunkDecodeClusterLanes ? 1 : kChunkDecodeMaxWaves;
+  int32_t waves = 1;
+  while (waves <= most_waves && waves * at_once < 2 * num_seqs) ++waves;
+  if (at_once == 0 || waves > most_waves) return {};
+  return {.num_lanes = waves * at_once * cluster_lanes,
+          .cluster_lanes = cluster_lanes,
+          .takes_parts = true,
+          .waves = static_cast<int8_t>(waves)};
 }
 
 ChunkDecodeGrid ChunkDecodeWarpGrid(const PagedKvLayout& layout, const DeviceFacts& device) {
@@ -64,6 +69,7 @@ std::ostream& operator<<(std::ostream& out, const ChunkDecodeGrid& grid) {
   if (grid.block_lanes > 1) out << ", " << grid.block_lanes << " to a block";
   if (grid.run_lanes > 0) out << " after " << grid.run_lanes << " run lanes";
   if (grid.takes_parts) out << ", with parts";
+  if (grid.waves > 1) out << ", in " << int32_t{grid.waves} << " waves";
   return out;
 }
 

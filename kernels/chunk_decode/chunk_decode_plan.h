@@ -18,6 +18,8 @@ inline constexpr int32_t kChunkDecodeNarrowRows = 16;
 // make the kernel of the latter shorter.
 inline constexpr int32_t kChunkDecodeMaxClusterLanes = 16;
 inline constexpr int32_t kChunkDecodeClusterLanes = 8;
+// A grid of clusters with parts has at most this many waves.
+inline constexpr int32_t kChunkDecodeMaxWaves = 4;
 
 // Dynamic shared memory of a block: the K and V ring.
 constexpr int64_t ChunkDecodeSharedBytes(int32_t head_dim) {

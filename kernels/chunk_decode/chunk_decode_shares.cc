@@ -335,29 +335,55 @@ std::vector<int32_t> LanesOfEmptyTasks(std::span<const double> lane_ends_us, int
 }
 
 Shares DealToClusters(std::span<const Segment> segments, const ChunkDecodeGrid& grid) {
+  const int64_t cluster_lanes = grid.cluster_lanes;
   // The clusters of a segment none of whose lanes has more than `most` tiles.
   const auto clusters_of = [&](const Segment& segment, int32_t most) {
-    return std::max<int64_t>(1, DivideUp(segment.tiles, int64_t{most} * grid.cluster_lanes));
+    return std::max<int64_t>(1, DivideUp(segment.tiles, most * cluster_lanes));
+  };
+  const auto clusters_of_all = [&](int32_t most) {
+    int64_t clusters = 0;
+    for (const Segment& segment : segments) clusters += clusters_of(segment, most);
+    return clusters;
   };
   int32_t most = std::numeric_limits<int32_t>::max();
   if (grid.takes_parts) {
-    const auto fits = [&](int32_t tiles) {
-      int64_t clusters = 0;
-      for (const Segment& segment : segments) clusters += clusters_of(segment, tiles);
-      return clusters * grid.cluster_lanes <= grid.num_lanes;
-    };
-    int32_t too_few = 0;  // the smallest number that fits lies above it
-    while (most - too_few > 1) {
-      const int32_t middle = too_few + (most - too_few) / 2;
-      (fits(middle) ? most : too_few) = middle;
+    // Each further wave costs about as much as this many tiles, besides its own.
+    constexpr double kWaveTiles = 2;
+    const double tiles =
+        std::accumulate(segments.begin(), segments.end(), 0.0,
+                        [](double sum, const Segment& segment) { return sum + segment.tiles; });
+    double least = std::numeric_limits<double>::infinity();
+    for (int32_t waves = 1; waves <= grid.waves; ++waves) {
+      const int64_t clusters = grid.num_lanes / cluster_lanes / grid.waves * waves;
+      int32_t fits = std::numeric_limits<int32_t>::max(), too_few = 0;
+      if (clusters_of_all(fits) > clusters) continue;
+      while (fits - too_few > 1) {
+        const int32_t middle = too_few + (fits - too_few) / 2;
+        (clusters_of_all(middle) <= clusters ? fits : too_few) = middle;
+      }
+      const auto used = static_cast<double>(clusters_of_all(fits) * cluster_lanes);
+      const double in_turn = fits + (waves - 1) * (kWaveTiles + tiles / used);
+      if (in_turn < least) {
+        least = in_turn;
+        most = fits;
+      }
     }
+  }
+  // Clusters of later waves begin when one of the first has ended, so the longest come first.
+  std::vector<int32_t> order(segments.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (grid.waves > 1) {
+    std::ranges::stable_sort(order, std::ranges::greater{}, [&](int32_t s) {
+      const Segment& segment = segments[static_cast<size_t>(s)];
+      return static_cast<double>(segment.tiles) / static_cast<double>(clusters_of(segment, most));
+    });
   }
   Shares shares;
   int32_t lane = 0;
-  for (int32_t s = 0; s < static_cast<int32_t>(segments.size()); ++s) {
+  for (const int32_t s : order) {
     const Segment& segment = segments[static_cast<size_t>(s)];
     const int64_t tiles = segment.tiles;
-    const int64_t lanes = clusters_of(segment, most) * grid.cluster_lanes;
+    const int64_t lanes = clusters_of(segment, most) * cluster_lanes;
     for (int64_t i = 0; i < lanes; ++i) {
       const auto begin = static_cast<int32_t>(i * tiles / lanes);
       const auto end = static_cast<int32_t>((i + 1) * tiles / lanes);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <tuple>
 
@@ -106,15 +107,14 @@ double UnevenBlocks(double share, int32_t head_dim) {
   return 1 + kChunkDecodeTimes.cluster_uneven * (std::ceil(of_sm - 0.05) / of_sm - 1);
 }
 
-}  // namespace
-
-double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
-                  const ChunkDecodeGrid& full, int32_t head_dim, int32_t group, double tile_us) {
+// ClustersUs of the first `waves` waves of a grid.
+double WavesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters, int32_t waves,
+               const ChunkDecodeGrid& full, int32_t head_dim, int32_t group, double tile_us) {
   const int64_t longest = DivideUp(load.longest, int64_t{kChunkDecodeTileTokens});
   const int64_t tiles = TilesOf(load.tokens, load.num_seqs);
   const int64_t lanes = clusters.cluster_lanes;
-  const int64_t count = clusters.num_lanes / lanes;
-  int64_t of_block = DivideUp(longest, lanes), used = clusters.num_lanes;
+  const int64_t count = clusters.num_lanes / lanes / clusters.waves * waves;
+  int64_t of_block = DivideUp(longest, lanes), used = count * lanes;
   double parts_us = 0, reading = kChunkDecodeTimes.cluster_reading;
   if (clusters.takes_parts) {
     // Each sequence but one may leave almost a whole cluster without tiles, but equal ones share
@@ -131,16 +131,36 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
     }
     reading = kChunkDecodeTimes.parts_reading;
   }
-  const double alone_us =
+  const double tile_alone_us =
       head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us : kChunkDecodeTimes.cluster_tile_us;
-  const double all = full.num_lanes, crowd = clusters.num_lanes / all;
+  const double all = full.num_lanes;
+  const double at_once = static_cast<double>(used) / waves, crowd = at_once / all;
   const double memory_us = static_cast<double>(tiles) / all * tile_us *
-                           std::pow(all / static_cast<double>(used), reading) *
-                           UnevenBlocks(static_cast<double>(used) / all, head_dim);
-  return kChunkDecodeTimes.cluster_us +
-         (lanes > kChunkDecodeClusterLanes ? kChunkDecodeTimes.large_cluster_us : 0) + parts_us +
-         group * kChunkDecodeTimes.cluster_row_us + crowd * kChunkDecodeTimes.cluster_crowd_us +
-         WithMemoryUs(static_cast<double>(of_block) * alone_us, memory_us);
+                           std::pow(all / at_once, reading) * UnevenBlocks(crowd, head_dim);
+  const double cluster_us =
+      kChunkDecodeTimes.cluster_us +
+      (lanes > kChunkDecodeClusterLanes ? kChunkDecodeTimes.large_cluster_us : 0) +
+      group * kChunkDecodeTimes.cluster_row_us;
+  // The longest begin first, and the lanes of a later wave have as many tiles as the mean.
+  const double in_turn = static_cast<double>(of_block) +
+                         (waves - 1) * (kChunkDecodeTimes.wave_tiles +
+                                        static_cast<double>(tiles) / static_cast<double>(used));
+  return waves * cluster_us + parts_us +
+         clusters.num_lanes / clusters.waves / all * kChunkDecodeTimes.cluster_crowd_us +
+         WithMemoryUs(in_turn * tile_alone_us, memory_us);
+}
+
+}  // namespace
+
+double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
+                  const ChunkDecodeGrid& full, int32_t head_dim, int32_t group, double tile_us) {
+  double us = std::numeric_limits<double>::infinity();
+  for (int32_t waves = 1; waves <= clusters.waves; ++waves) {
+    if (clusters.num_lanes / clusters.waves * waves < load.num_seqs * clusters.cluster_lanes)
+      continue;  // a cluster for each sequence at least
+    us = std::min(us, WavesUs(load, clusters, waves, full, head_dim, group, tile_us));
+  }
+  return us;
 }
 
 namespace {

@@ -45,6 +45,7 @@ struct ChunkDecodeTimes {
   // blocks) to the power of this. Of clusters with parts, only those that get tiles count.
   double cluster_reading = 0.1;
   double parts_reading = 0.2;
+  double wave_tiles = 0.7;    // until a cluster of a later wave reads, as many tiles
   double part_row_us = 0.07;  // more for each further part and each row of a block of its cluster
   // At head_dim 64 instructions bound an SM that has several blocks. Where some SMs have one block
   // more than others, the memory's time grows by this part of the difference to the mean.

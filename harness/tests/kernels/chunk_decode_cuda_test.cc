@@ -384,7 +384,7 @@ TEST_F(ChunkDecodeCudaTest, LargestClustersMatchReference) {
   }
 }
 
-// Otherwise the last blocks would wait for the first ones to end.
+// Otherwise the last blocks would wait for the first ones to end, as those of a later wave do.
 TEST_F(ChunkDecodeCudaTest, TheBlocksOfEveryGridRunAtTheSameTime) {
   const DeviceFacts device = QueryDeviceFacts();
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
@@ -400,7 +400,8 @@ TEST_F(ChunkDecodeCudaTest, TheBlocksOfEveryGridRunAtTheSameTime) {
           params.table.num_seqs = num_seqs;
           for (const ChunkDecodeGrid& grid : ChunkDecodeGrids(num_seqs, params.layout, device)) {
             params.plan.grid = grid;
-            EXPECT_LE(grid.num_lanes / grid.block_lanes * num_kv_heads, ResidentBlocks(params))
+            EXPECT_LE(grid.num_lanes / grid.waves / grid.block_lanes * num_kv_heads,
+                      ResidentBlocks(params))
                 << "head_dim " << head_dim << ", " << num_kv_heads << " KV heads, " << grid;
           }
         }

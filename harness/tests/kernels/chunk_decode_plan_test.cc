@@ -186,10 +186,46 @@ TEST(ChunkDecodePlanTest, ClustersTakePartsOfLongSequences) {
   EXPECT_EQ(StatesOf(plan), (std::vector<int32_t>{8, 0, 0, 2}));
   // A lane has a tile at least.
   EXPECT_EQ(plan_of({100, 1'000, 1, 64}).num_partials, 0);
-  // Two clusters per sequence, or none.
-  for (const auto& [lanes, most_seqs] : {std::pair{16, 7}, {8, 15}}) {
+  // Two clusters per sequence, or none. Of those of eight, 30 run at once, in up to four waves.
+  EXPECT_EQ(ChunkDecodePartsGrid(15, one_head, 8, kDevice).waves, 1);
+  EXPECT_EQ(ChunkDecodePartsGrid(16, one_head, 8, kDevice).waves, 2);
+  for (const auto& [lanes, most_seqs] : {std::pair{16, 7}, {8, 60}}) {
     EXPECT_GT(ChunkDecodePartsGrid(most_seqs, one_head, lanes, kDevice).num_lanes, 0) << lanes;
     EXPECT_EQ(ChunkDecodePartsGrid(most_seqs + 1, one_head, lanes, kDevice).num_lanes, 0) << lanes;
+  }
+}
+
+// Clusters that do not all run at once: those with most tiles begin first, and a second wave must
+// be worth what it costs.
+TEST(ChunkDecodePlanTest, ClustersInWavesBeginWithTheLongest) {
+  const PagedKvLayout one_head{.num_pages = 1, .num_kv_heads = 1, .head_dim = 128};
+  const ChunkDecodeGrid grid = ChunkDecodePartsGrid(20, one_head, 8, kDevice);
+  EXPECT_EQ(grid, (ChunkDecodeGrid{
+                      .num_lanes = 480, .cluster_lanes = 8, .takes_parts = true, .waves = 2}));
+  struct Case {
+    int32_t longest;
+    int64_t clusters, most;  // of the longest, and tiles of its lanes
+  };
+  // 375 tiles in one wave of 30 clusters, of which 19 have the other sequences, and 1,563 in two.
+  for (const Case& of : {Case{24'000, 10, 5}, {100'000, 40, 5}}) {
+    std::vector<int32_t> lengths(20, 100);
+    lengths[7] = 500;
+    lengths[19] = of.longest;
+    ChunkTable table;
+    for (const int32_t length : lengths) {
+      const std::vector<int32_t> pages(static_cast<size_t>(one_head.Pages().PagesFor(length)), 0);
+      const int32_t chunk = table.AddChunk(pages, length);
+      table.AddSequence({&chunk, 1});
+    }
+    const ChunkDecodePlan plan =
+        PlanChunkDecode(table.View(), one_head, 8, kDevice, {.grid = grid});
+    CheckPlan(table.View(), one_head, 8, plan);
+    EXPECT_EQ(std::ranges::max(LaneTiles(plan)), of.most);
+    std::vector<int32_t> order;  // of the sequences of all lanes
+    for (const ChunkDecodeTask& task : plan.Tasks()) order.push_back(task.first_member.seq);
+    const auto after = std::ranges::find_if(order, [](int32_t seq) { return seq != 19; });
+    EXPECT_EQ(after - order.begin(), of.clusters * 8);
+    EXPECT_EQ(*after, 7);
   }
 }
 
