@@ -36,7 +36,7 @@ double Overlapped(std::initializer_list<double> times) {
 }
 
 // With few tokens weights alone count, and how they are divided. Fitted to 552 plans of 46 weights
-// at 8 tokens and to 68 plans in decoders of 5 models (this kernel's README).
+// at 8 tokens and to 70 plans in decoders of 5 models (this kernel's README).
 double MicrosecondsOfFewTokens(const TilePlan& plan, const DeviceFacts& device) {
   constexpr double kMemory = 4.4e6, kBlock = 55e3;            // rates of all SMs and of one block
   constexpr double kWave = 1.2, kStart = 0.03, kStage = 0.1;  // per wave, block and stage

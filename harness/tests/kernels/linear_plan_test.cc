@@ -333,6 +333,30 @@ TEST(LinearTest, TilesFillTheDeviceOnce) {
   EXPECT_EQ(plan(3072, 1024, false, 64).splits, 4);
 }
 
+// Plans that were the quickest, or within 0.3 % of it, in the decoders of Qwen3-32B, 14B, 8B and
+// 4B.
+TEST(LinearTest, TilesOfFewTokensAreThoseOfDecoders) {
+  struct Measured {
+    int64_t in, out;
+    int32_t rows, splits;
+  };
+  for (const Measured& of : {Measured{25600, 5120, 96, 2},
+                             {8192, 5120, 96, 2},
+                             {12288, 4096, 64, 2},
+                             {4096, 4096, 160, 4},
+                             {9728, 2560, 96, 4},
+                             {4096, 2560, 128, 4}}) {
+    const TilePlan plan =
+        PlanTile({.num_tokens = 8, .in_features = of.in, .out_features = of.out}, testing::kH200);
+    EXPECT_EQ(plan.rows, of.rows) << of.in << " " << of.out;
+    EXPECT_EQ(plan.splits, of.splits) << of.in << " " << of.out;
+  }
+  // With more tokens the time of one block's weights decides between 40 tiles and 54.
+  EXPECT_EQ(PlanTile({.num_tokens = 24, .in_features = 17408, .out_features = 5120}, testing::kH200)
+                .tiles,
+            54);
+}
+
 TEST(LinearTest, WgmmaPlansFitWithTheLargestNormWeight) {
   const float norm = 1;
   for (const int64_t out : {64, 20'000}) {
