@@ -76,16 +76,17 @@ bool TileEndsFirst(const LinearParams& params, const DeviceFacts& device) {
   if (!long_norm && tiles * 3 < 2 * device.sm_count) return false;
   const double floor_us = static_cast<double>(WeightBytes(params)) / kBytesPerUs;
   const WgmmaPlan wgmma = PlanWgmma(params, device);
-  // Over two blocks per SM run three at a time, and over three in waves.
   const double share = UnevenShare(wgmma.grid, wgmma.cluster, device);
-  const double slower = wgmma.grid <= 2 * device.sm_count   ? 0.85 * share
-                        : wgmma.grid <= 3 * device.sm_count ? 0.9 * share
-                                                            : 1.2;
+  const double of_sm = static_cast<double>(wgmma.grid) / device.sm_count;
+  // Over two blocks per SM run three at a time, and over three in waves, of which one idles SMs.
+  const double slower = of_sm <= 2 ? 0.85 * share : of_sm <= 3 ? 0.9 * share : 1 + 0.25 * 3 / of_sm;
   const double wgmma_us = 2 + floor_us * std::max(1.08, slower);
-  const double tile_us = 2.8 + floor_us * (tiles <= device.sm_count ? 1.06 : 1.12);
+  const double waves = static_cast<double>(tiles) / device.sm_count;
+  const double tile_us = 2.8 + floor_us * (waves <= 1 ? 1.06 : 1 + 0.09 * std::ceil(waves) / waves);
   const double append_us = params.append ? 1.8 : 0;  // by a kernel of its own
-  constexpr double kMargin = 1.03;  // near equal times, kWgmma overlaps more with its predecessor
-  return kMargin * (tile_us + append_us) < wgmma_us;
+  // Near equal times, kWgmma overlaps more with its predecessor.
+  const double margin_us = std::min(1.0, 0.03 * (tile_us + append_us));
+  return tile_us + append_us + margin_us < wgmma_us;
 }
 
 // Whether kHead can do everything that is asked for besides products.
