@@ -89,6 +89,13 @@ bool TileEndsFirst(const LinearParams& params, const DeviceFacts& device) {
   return tile_us + append_us + margin_us < wgmma_us;
 }
 
+// Of larger weights, those of a down projection whose tiles are one wave that idles few SMs.
+bool TilesFillTheDeviceOnce(const LinearParams& params, const DeviceFacts& device) {
+  if (params.in_features <= params.out_features) return false;
+  const int32_t tiles = PlanTile(params, device).Grid();
+  return tiles <= device.sm_count && 10 * tiles >= 9 * device.sm_count;
+}
+
 // Whether kHead can do everything that is asked for besides products.
 bool HeadTakes(const LinearParams& params) { return params.out_f32 && params.bias == nullptr; }
 
@@ -311,7 +318,8 @@ LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts&
     if (std::ranges::any_of(kWgmmaRanges, in_range)) {
       return TileEndsFirst(params, device) ? LinearVariant::kTile : LinearVariant::kWgmma;
     }
-    if (tile_from(kTileTokens) && (params.gated_silu || weight_bytes <= kTileWeightBytes)) {
+    if (tile_from(kTileTokens) && (params.gated_silu || weight_bytes <= kTileWeightBytes ||
+                                   TilesFillTheDeviceOnce(params, device))) {
       return LinearVariant::kTile;
     }
   }

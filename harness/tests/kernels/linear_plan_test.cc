@@ -214,6 +214,25 @@ TEST(LinearTest, FewTokensOfLargeWeightsTakeTheFasterOfTwoVariants) {
   EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), LinearVariant::kWgmma);
 }
 
+// Larger weights: of down of Llama-3-70B an H200 took kTile faster (110.7, 119.4 us), and of
+// Qwen3-32B with 96 tokens (67.9, 72.6), but not with 20, where its tiles leave a fifth of the SMs
+// idle.
+TEST(LinearTest, LargeDownProjectionsTakeTilesThatFillTheSmsOnce) {
+  struct Projection {
+    int64_t tokens, in, out;
+    LinearVariant variant;
+  };
+  for (const Projection& of : {Projection{33, 28672, 8192, LinearVariant::kTile},
+                               {96, 25600, 5120, LinearVariant::kTile},
+                               {20, 25600, 5120, LinearVariant::kMatmul},
+                               {33, 8192, 28672, LinearVariant::kMatmul},
+                               {33, 65536, 65536, LinearVariant::kMatmul}}) {
+    const LinearParams params{
+        .num_tokens = of.tokens, .in_features = of.in, .out_features = of.out};
+    EXPECT_EQ(ChooseLinearVariant(params, kLargeDevice), of.variant) << of.tokens << " " << of.in;
+  }
+}
+
 TEST(LinearTest, HeadRunsWhereOutputsAreFp32AndEverySmHasATile) {
   for (const testing::NamedDevice& device : testing::Devices()) {
     const int64_t rows = int64_t{device.facts.sm_count} * kHeadRows;
