@@ -75,8 +75,8 @@ ChunkDecodePlanRoom DecodeRoomOf(const AttentionShape& shape) {
           .num_seqs = shape.num_seqs,
           .tasks = uncut + cuts + shared_cuts + run_cuts,
           .ranges = shape.MaxChunks() + cuts + shared_cuts + run_cuts,
-          .members =
-              uncut + cuts + shared_cuts * shape.task_members + run_cuts * shape.run_task_members};
+          .members = uncut + cuts / shape.grid.cluster_lanes + shared_cuts * shape.task_members +
+                     run_cuts * shape.run_task_members};
 }
 
 TableWriter::TableWriter(const AttentionShape& shape, const AttentionArrays& arrays)

@@ -60,8 +60,8 @@ enum class LinearVariant : uint8_t {
   kWgmma,  // hand-written for sm_90a: RMSNorm kernel, then everything else in one kernel, whose
            // weights stream through shared memory; in_features a multiple of 64, 256 to 65,536; at
            // most kMaxWgmmaTokens tokens
-  kTile,   // hand-written for sm_90a, for more tokens: the same, in tiles that fill the device once
-           // where possible; in_features as for kWgmma; at most kMaxTileTokens tokens
+  kTile,   // hand-written for sm_90a, also for more tokens: the same, in tiles that fill the device
+           // once where possible; in_features as for kWgmma; at most kMaxTileTokens tokens
   kHead,   // hand-written for sm_90a: fp32 outputs of a weight with many rows, such as an LM head,
            // with the largest of each row; RMSNorm kernel before; in_features as for kWgmma; no
            // bias; at most kMaxHeadTokens tokens

@@ -71,9 +71,9 @@ bool TileEndsFirst(const LinearParams& params, const DeviceFacts& device) {
   if (params.num_tokens > kFewTileTokens || params.x_squares || params.out_squares) return false;
   // Few blocks of kTile leave SMs idle, too: 80 on 132 SMs gained nothing, 88 did. Before a long
   // norm even few are the quicker way in a decoder.
-  const int32_t tiles = PlanTile(params, device).Grid();
+  const int32_t blocks = PlanTile(params, device).Grid();
   const bool long_norm = params.residual && params.out_features > kShortNormFeatures;
-  if (!long_norm && tiles * 3 < 2 * device.sm_count) return false;
+  if (!long_norm && blocks * 3 < 2 * device.sm_count) return false;
   const double floor_us = static_cast<double>(WeightBytes(params)) / kBytesPerUs;
   const WgmmaPlan wgmma = PlanWgmma(params, device);
   const double share = UnevenShare(wgmma.grid, wgmma.cluster, device);
@@ -81,7 +81,7 @@ bool TileEndsFirst(const LinearParams& params, const DeviceFacts& device) {
   // Over two blocks per SM run three at a time, and over three in waves, of which one idles SMs.
   const double slower = of_sm <= 2 ? 0.85 * share : of_sm <= 3 ? 0.9 * share : 1 + 0.25 * 3 / of_sm;
   const double wgmma_us = 2 + floor_us * std::max(1.08, slower);
-  const double waves = static_cast<double>(tiles) / device.sm_count;
+  const double waves = static_cast<double>(blocks) / device.sm_count;
   const double tile_us = 2.8 + floor_us * (waves <= 1 ? 1.06 : 1 + 0.09 * std::ceil(waves) / waves);
   const double append_us = params.append ? 1.8 : 0;  // by a kernel of its own
   // Near equal times, kWgmma overlaps more with its predecessor.
@@ -89,11 +89,11 @@ bool TileEndsFirst(const LinearParams& params, const DeviceFacts& device) {
   return tile_us + append_us + margin_us < wgmma_us;
 }
 
-// Of larger weights, those of a down projection whose tiles are one wave that idles few SMs.
-bool TilesFillTheDeviceOnce(const LinearParams& params, const DeviceFacts& device) {
+// Whether kTile's blocks for a down projection are one wave, which leaves few SMs idle.
+bool TileFillsTheDeviceOnce(const LinearParams& params, const DeviceFacts& device) {
   if (params.in_features <= params.out_features) return false;
-  const int32_t tiles = PlanTile(params, device).Grid();
-  return tiles <= device.sm_count && 10 * tiles >= 9 * device.sm_count;
+  const int32_t blocks = PlanTile(params, device).Grid();
+  return blocks <= device.sm_count && 10 * blocks >= 9 * device.sm_count;
 }
 
 // Whether kHead can do everything that is asked for besides products.
@@ -319,7 +319,7 @@ LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts&
       return TileEndsFirst(params, device) ? LinearVariant::kTile : LinearVariant::kWgmma;
     }
     if (tile_from(kTileTokens) && (params.gated_silu || weight_bytes <= kTileWeightBytes ||
-                                   TilesFillTheDeviceOnce(params, device))) {
+                                   TileFillsTheDeviceOnce(params, device))) {
       return LinearVariant::kTile;
     }
   }

@@ -29,7 +29,7 @@ inline constexpr FewTokensRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
 //    at most as many columns as rows;
 // 3. kWgmma by these ranges, or kTile where that ends first by a model;
 // 4. kTile from kTileTokens on, if the weight is no larger than kTileWeightBytes, if gated_silu
-//    is set, or if K > N and the tiles fill the SMs once;
+//    is set, or if K > N and its blocks fill the SMs once;
 // 5. kSkinny or kNormThenSkinny by the ranges above;
 // 6. kMatmul.
 inline constexpr FewTokensRange kWgmmaRanges[] = {

@@ -1,8 +1,8 @@
 // Linear for up to 128 tokens on sm_90a: tokens are the rows of wgmma, weight rows its columns.
 //
 // Grid: a tile of weight rows belongs to a cluster of `splits` blocks, each of which multiplies its
-//   share of K. If possible, the plan has at most as many blocks as SMs: with this many tokens a
-//   block's x takes as many bytes as its weights, so few large tiles beat many small ones, and a
+//   share of K. If possible, the plan has at most as many blocks as SMs: with 64 tokens or more
+//   a block's x takes as many bytes as its weights, so few large tiles beat many small ones, and a
 //   second wave costs as much as the first.
 // Block: two warpgroups, which share the weight rows (64 tokens) or the tokens (128), and a
 //   producer warp whose first lane issues copies.

@@ -38,7 +38,8 @@ double Overlapped(std::initializer_list<double> times) {
 // With few tokens weights alone count, and how they are divided. Fitted to 552 plans of 46 weights
 // at 8 tokens and to 70 plans in decoders of 5 models (this kernel's README).
 double MicrosecondsOfFewTokens(const TilePlan& plan, const DeviceFacts& device) {
-  constexpr double kMemory = 4.4e6, kBlock = 55e3;            // rates of all SMs and of one block
+  // Rates of all SMs and of a block among others. A block alone reaches kBlockRate.
+  constexpr double kMemory = 4.4e6, kBlock = 55e3;
   constexpr double kWave = 1.2, kStart = 0.03, kStage = 0.1;  // per wave, block and stage
   constexpr double kMerge[] = {0, 0.3, 0.15};                 // of 1, 2 and 4 splits
   const int64_t stages = DivideUp(plan.k_blocks, plan.splits);

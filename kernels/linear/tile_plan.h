@@ -22,9 +22,10 @@ inline constexpr int32_t kTileSumsPadding = 8;
 // A block multiplies `token_tile` tokens with `rows` weight rows over its share of K.
 struct TilePlan {
   int32_t token_tile = 0;  // 64 or 128: the rows that are multiplied
-  int32_t x_rows = 0;      // per stage: the tokens, and so many more that wgmma stays in the stage
-  int32_t rows = 0;        // per tile; with gated_silu half of them are gate rows, half up rows
-  int32_t splits = 0;      // of K: blocks per cluster, which share a tile; 1, 2 or 4
+  // Of x per stage: the tokens rounded up to eight, or more, so that wgmma stays within the stage.
+  int32_t x_rows = 0;
+  int32_t rows = 0;    // per tile; with gated_silu half of them are gate rows, half up rows
+  int32_t splits = 0;  // of K: blocks per cluster, which share a tile; 1, 2 or 4
   int32_t tiles = 0;
   int32_t k_blocks = 0;    // of kTileBlockK
   int32_t stages = 0;      // of the ring

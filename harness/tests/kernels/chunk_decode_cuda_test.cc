@@ -273,7 +273,8 @@ TEST_F(ChunkDecodeCudaTest, AnyClusterMatchesReference) {
         for (const ChunkDecodeGrid& grid :
              {ChunkDecodeGrid{.num_lanes = lanes * 7, .cluster_lanes = lanes},
               {.num_lanes = lanes * 9, .cluster_lanes = lanes, .takes_parts = true},
-              {.num_lanes = lanes * 30, .cluster_lanes = lanes, .takes_parts = true}}) {
+              {.num_lanes = lanes * 30, .cluster_lanes = lanes, .takes_parts = true},
+              {.num_lanes = lanes * 18, .cluster_lanes = lanes, .takes_parts = true, .waves = 2}}) {
           SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", ", grid));
           ExpectMatchesAloneAndInAChain(decode, reference, grid, true);
         }
@@ -343,6 +344,7 @@ TEST_F(ChunkDecodeCudaTest, EveryKernelOnceMatchesReference) {
             {.num_lanes = 56, .cluster_lanes = 8},
             {.num_lanes = 63, .cluster_lanes = 9},
             {.num_lanes = 20, .cluster_lanes = 2, .takes_parts = true},
+            {.num_lanes = 32, .cluster_lanes = 2, .takes_parts = true, .waves = 2},
             {.num_lanes = 4, .block_lanes = 4},
             {.num_lanes = 60, .block_lanes = 4, .takes_parts = true}}) {
         if (grid.cluster_lanes > (device.HasClusters() ? device.max_cluster_blocks : 1)) continue;

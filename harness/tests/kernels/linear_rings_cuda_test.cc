@@ -165,8 +165,10 @@ TEST_F(LinearHopperCudaTest, SmallestRingsOf32Tokens) { CheckSmallestWgmmaRings(
 TEST_F(LinearHopperCudaTest, SmallestRingsOf64Tokens) { CheckSmallestWgmmaRings(64); }
 
 TEST_F(LinearHopperCudaTest, SmallestRingsOfTiles) {
-  for (const int64_t tokens : {64, 128}) {
-    const LinearCase c({.tokens = tokens, .in = 3584, .out = 72, .bias = true});
+  // With 8 tokens a stage has 8 rows of x, and the rows behind them are weights.
+  for (const auto& [tokens, in] :
+       {std::pair{8, 5888}, std::pair{64, 3584}, std::pair{65, 3584}, std::pair{128, 3584}}) {
+    const LinearCase c({.tokens = tokens, .in = in, .out = 72, .bias = true});
     DeviceCase device(c, LinearVariant::kTile);
     for (const int32_t splits : {1, 2, 4}) {
       const TilePlan plan = TileOf(device.params, 32, splits);

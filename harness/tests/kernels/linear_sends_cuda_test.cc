@@ -125,7 +125,8 @@ TEST_F(LinearHopperCudaTest, DependentChainOfSentSumsEqualsAPlainOne) {
   for (const auto& [tokens, variant] :
        {std::pair{1, LinearVariant::kWgmma}, std::pair{16, LinearVariant::kWgmma},
         std::pair{17, LinearVariant::kWgmma}, std::pair{32, LinearVariant::kWgmma},
-        std::pair{33, LinearVariant::kWgmma}, std::pair{64, LinearVariant::kTile},
+        std::pair{33, LinearVariant::kWgmma}, std::pair{8, LinearVariant::kTile},
+        std::pair{16, LinearVariant::kTile}, std::pair{64, LinearVariant::kTile},
         std::pair{128, LinearVariant::kTile}}) {
     const LinearSetup shape{.tokens = tokens, .in = kHidden, .out = kHidden};
     const LinearCase c(shape), other({.tokens = tokens, .in = kHidden, .out = kHidden, .seed = 2});
