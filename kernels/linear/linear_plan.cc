@@ -51,12 +51,14 @@ int64_t SharedBytes(const LinearParams& params, int32_t splits, int32_t groups) 
   return rows + partials + squares;
 }
 
-// How much longer kWgmma's blocks take than if all SMs had equal shares of them: an SM serves its
-// blocks in turn, and a cluster waits until all of its blocks find room.
-double UnevenShare(int32_t grid, int32_t cluster, const DeviceFacts& device) {
-  int32_t of_sm = DivideUp(grid, device.sm_count);
-  while (of_sm < grid && grid / cluster > device.ClustersAtOnce(cluster, of_sm)) ++of_sm;
-  return static_cast<double>(of_sm) * device.sm_count / grid;
+// The blocks of kWgmma's busiest SM: a cluster waits until all of its blocks find room.
+int32_t BlocksOfBusiestSm(const WgmmaPlan& plan, const DeviceFacts& device) {
+  int32_t blocks = DivideUp(plan.grid, device.sm_count);
+  while (blocks < plan.grid &&
+         plan.grid / plan.cluster > device.ClustersAtOnce(plan.cluster, blocks)) {
+    ++blocks;
+  }
+  return blocks;
 }
 
 // Up to so many features a norm within the projection is quicker than kTile and a norm of its own.
@@ -69,18 +71,24 @@ bool TileEndsFirst(const LinearParams& params, const DeviceFacts& device) {
   constexpr double kBytesPerUs = 4.6e6;
   // With 24 tokens, Qwen3-4B lost 1.6 %.
   if (params.num_tokens > kFewTileTokens || params.x_squares || params.out_squares) return false;
-  // Few blocks of kTile leave SMs idle, too: 80 on 132 SMs gained nothing, 88 did. Before a long
+  // Few blocks of kTile leave SMs idle, too: 80 on 132 SMs gained nothing, 86 did. Before a long
   // norm even few are the quicker way in a decoder.
   const int32_t blocks = PlanTile(params, device).Grid();
   const bool long_norm = params.residual && params.out_features > kShortNormFeatures;
-  if (!long_norm && blocks * 3 < 2 * device.sm_count) return false;
+  if (!long_norm && blocks * 8 < 5 * device.sm_count) return false;
   const double floor_us = static_cast<double>(WeightBytes(params)) / kBytesPerUs;
   const WgmmaPlan wgmma = PlanWgmma(params, device);
-  const double share = UnevenShare(wgmma.grid, wgmma.cluster, device);
+  const int32_t of_busiest = BlocksOfBusiestSm(wgmma, device);
+  const double share = static_cast<double>(of_busiest) * device.sm_count / wgmma.grid;
   const double of_sm = static_cast<double>(wgmma.grid) / device.sm_count;
   // Over two blocks per SM run three at a time, and over three in waves, of which one idles SMs.
   const double slower = of_sm <= 2 ? 0.85 * share : of_sm <= 3 ? 0.9 * share : 1 + 0.25 * 3 / of_sm;
-  const double wgmma_us = 2 + floor_us * std::max(1.08, slower);
+  // In small grids all weights are on their way early, unless some blocks have no room until others
+  // have ended.
+  constexpr int64_t kReservedSharedBytes = 1024;  // by the driver, per block
+  const bool late = of_sm <= 2 && of_busiest * (wgmma.shared_bytes + kReservedSharedBytes) >
+                                      device.shared_bytes_per_sm;
+  const double wgmma_us = 2 + floor_us * std::max(1.08, slower) + (late ? 3 : 0);
   const double waves = static_cast<double>(blocks) / device.sm_count;
   const double tile_us = 2.8 + floor_us * (waves <= 1 ? 1.06 : 1 + 0.09 * std::ceil(waves) / waves);
   const double append_us = params.append ? 1.8 : 0;  // by a kernel of its own
