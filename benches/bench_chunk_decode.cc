@@ -47,7 +47,7 @@ class DecodeCase : public KernelCase<ChunkDecodeParams> {
     const int32_t group = num_q_heads_ / batch_.layout.num_kv_heads;
     SampledCase sampled(
         std::make_unique<DecodeCase>(std::move(sample.batch), group, CaseContext{.dtype = dtype_}));
-    sampled.maps[q_].rows = HeadRows(seqs, num_q_heads_, QueryHeads(kv_heads, group));
+    sampled.maps[q_].rows = HeadRows(seqs, num_q_heads_, ExpandGroups(kv_heads, group));
     sampled.maps[kv_].rows = std::move(sample.pool_rows);
     sampled.maps[out_].rows = sampled.maps[q_].rows;
     return sampled;

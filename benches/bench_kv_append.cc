@@ -50,7 +50,7 @@ class AppendCase : public KernelCase<KvAppendParams> {
     sampled.maps[v_].rows = sampled.maps[k_].rows;
     sampled.maps[kv_].rows = std::move(sample.pool_rows);
     if (num_q_heads_ > 0) {
-      sampled.maps[q_].rows = HeadRows(sample.tokens, num_q_heads_, QueryHeads(kv_heads, group));
+      sampled.maps[q_].rows = HeadRows(sample.tokens, num_q_heads_, ExpandGroups(kv_heads, group));
       sampled.maps[q_out_].rows = sampled.maps[q_].rows;
     }
     return sampled;

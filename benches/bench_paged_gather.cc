@@ -11,11 +11,7 @@ class GatherCase : public KernelCase<PagedGatherParams> {
  public:
   GatherCase(PagedBatch batch, const CaseContext& context)
       : KernelCase(PagedGatherReference), batch_(std::move(batch)), dtype_(context.dtype) {
-    std::vector<int64_t> lengths;
-    for (int64_t seq = 0; seq < batch_.NumSeqs(); ++seq) {
-      lengths.push_back(batch_.SequenceLength(seq));
-    }
-    token_indptr_host_ = PrefixSums(lengths);
+    token_indptr_host_ = PrefixSums(batch_.SequenceLengths());
     const int64_t rows = int64_t{token_indptr_host_.back()} * batch_.layout.num_kv_heads;
     kv_ = tensors_.Random(dtype_, batch_.PoolRows(), batch_.layout.head_dim);
     k_out_ = tensors_.Output(dtype_, rows, batch_.layout.head_dim, kExact);

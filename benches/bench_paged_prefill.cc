@@ -68,7 +68,7 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
     SampledCase sampled(std::make_unique<PrefillCase>(
         std::move(sample.batch), std::vector<int64_t>(prefixes.size(), 1), group, variant_,
         CaseContext{.dtype = dtype_}));
-    sampled.maps[q_].rows = HeadRows(tokens, num_q_heads_, QueryHeads(kv_heads, group));
+    sampled.maps[q_].rows = HeadRows(tokens, num_q_heads_, ExpandGroups(kv_heads, group));
     sampled.maps[kv_].rows = std::move(sample.pool_rows);
     sampled.maps[out_].rows = sampled.maps[q_].rows;
     return sampled;

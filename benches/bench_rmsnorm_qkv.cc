@@ -58,7 +58,7 @@ class QkvCase final : public KernelCase<RmsNormQkvParams> {
     const std::vector<int64_t> kv_heads = PickKvHead(num_kv_heads, seed);
     // Picks a KV head and its query heads from the weight's rows and qkv's columns, in the order Q,
     // K, V.
-    std::vector<int64_t> heads = QueryHeads(kv_heads, shape_.hq / num_kv_heads);
+    std::vector<int64_t> heads = ExpandGroups(kv_heads, shape_.hq / num_kv_heads);
     QkvShape reduced = shape_;
     reduced.hq = static_cast<int32_t>(heads.size());
     for (const int64_t head : kv_heads) heads.push_back(shape_.hq + head);

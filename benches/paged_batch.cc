@@ -198,12 +198,4 @@ std::vector<int64_t> PickKvHead(int32_t num_kv_heads, uint64_t seed) {
   return {static_cast<int64_t>(seed % static_cast<uint64_t>(num_kv_heads))};
 }
 
-std::vector<int64_t> QueryHeads(const std::vector<int64_t>& kv_heads, int64_t group) {
-  std::vector<int64_t> heads;
-  for (const int64_t head : kv_heads) {
-    for (int64_t i = 0; i < group; ++i) heads.push_back(head * group + i);
-  }
-  return heads;
-}
-
 }  // namespace tokline::bench

@@ -92,7 +92,4 @@ std::vector<int64_t> PickSequences(std::span<const int64_t> lengths, int64_t cou
 // A list of one of the KV heads.
 std::vector<int64_t> PickKvHead(int32_t num_kv_heads, uint64_t seed);
 
-// The query heads of these KV heads.
-std::vector<int64_t> QueryHeads(const std::vector<int64_t>& kv_heads, int64_t group);
-
 }  // namespace tokline::bench

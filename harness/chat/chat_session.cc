@@ -54,6 +54,9 @@ void ChatSession::CountPrefill(int64_t tokens, double seconds) {
 
 TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer,
                                const TurnOptions& options) {
+  // Made first: nothing that throws may stand between Submit and ScopedSequence.
+  TextStream stream = tokenizer.Stream({.skip_special = true});
+  StopStrings stops(options.stops);
   Request request = conversation_.BeginTurn(user);
   TurnResult result;
   result.prompt = request.prompt;
@@ -75,8 +78,6 @@ TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer
     conversation_.DropTurn();
     throw;
   }
-  TextStream stream = tokenizer.Stream({.skip_special = true});
-  StopStrings stops(options.stops);
   const auto print = [&](const std::string& text) {
     result.text += text;
     if (!text.empty() && options.on_text) options.on_text(text);

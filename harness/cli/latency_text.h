@@ -1,10 +1,11 @@
-// How `tokline bench` prints percentiles of latencies.
+// How `tokline bench` prints percentiles of latencies, and a memory report.
 #pragma once
 
 #include <optional>
 #include <string>
 
 #include "harness/measure/timing.h"
+#include "harness/record/record.h"
 
 namespace tokline {
 
@@ -19,5 +20,8 @@ std::string MillisecondsCell(std::optional<double> seconds);
 
 // The percentiles in milliseconds and their number, below kLatencyHeader.
 std::string LatencyCells(const std::optional<Percentiles>& seconds);
+
+// One line of a memory report (harness/record/memory_report.h).
+std::string MemoryText(const Json& report);
 
 }  // namespace tokline

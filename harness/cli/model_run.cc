@@ -188,10 +188,8 @@ void ReportExtraTensors(const LoadedModel& model) {
   const std::vector<std::string>& extra = model.weights.extra_tensors;
   if (extra.empty()) return;
   constexpr size_t kNamed = 3;
-  std::string names;
-  for (size_t i = 0; i < std::min(kNamed, extra.size()); ++i) {
-    names += StrCat(i == 0 ? "" : ", ", Quoted(extra[i]));
-  }
+  const std::string names = Joined(std::span(extra).first(std::min(kNamed, extra.size())),
+                                   [](const std::string& name) { return Quoted(name); });
   PrintStatus(StrCat("[", extra.size(), " tensors of the checkpoint are not used: ", names,
                      extra.size() > kNamed ? ", ...; tokline inspect lists them]" : "]"));
 }

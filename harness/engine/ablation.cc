@@ -5,6 +5,7 @@
 #include <array>
 #include <string>
 
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -64,18 +65,10 @@ std::span<const AblationEntry> AllAblations() { return kAblations; }
 bool SwapsOnOneRank(Ablation ablation) { return ablation != Ablation::kSend; }
 
 bool SwapsOnCpu(Ablation ablation) {
-  switch (ablation) {
-    case Ablation::kGraphs:
-    case Ablation::kPdl:
-    case Ablation::kSkinny:
-    case Ablation::kHopper:
-    case Ablation::kPrefetch:
-    case Ablation::kPersistent:
-    case Ablation::kSend:
-      return false;
-    default:
-      return true;
-  }
+  constexpr AblationSet kOnCudaAlone{Ablation::kGraphs, Ablation::kPdl,      Ablation::kSkinny,
+                                     Ablation::kHopper, Ablation::kPrefetch, Ablation::kPersistent,
+                                     Ablation::kSend};
+  return !kOnCudaAlone.Has(ablation);
 }
 
 bool NeedsChain(Ablation ablation) {
@@ -91,11 +84,8 @@ AblationSet ParseAblations(std::string_view names) {
     const auto entry =
         std::ranges::find_if(kAblations, [&](const AblationEntry& e) { return e.name == name; });
     if (entry == kAblations.end()) {
-      std::string known;
-      for (const AblationEntry& e : kAblations) {
-        known += StrCat(known.empty() ? "" : ", ", e.name);
-      }
-      throw InvalidArgument(StrCat("unknown ablation '", name, "'; known are ", known));
+      throw InvalidArgument(StrCat("unknown ablation '", name, "'; known are ",
+                                   Joined(kAblations, &AblationEntry::name)));
     }
     set.Add(entry->ablation);
   }

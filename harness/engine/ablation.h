@@ -34,16 +34,7 @@ struct AblationEntry {
 // All ablations, in a fixed order.
 std::span<const AblationEntry> AllAblations();
 
-class AblationSet {
- public:
-  bool Has(Ablation ablation) const { return (bits_ >> static_cast<int>(ablation)) & 1u; }
-  void Add(Ablation ablation) { bits_ |= 1u << static_cast<int>(ablation); }
-  bool Empty() const { return bits_ == 0; }
-  bool operator==(const AblationSet&) const = default;
-
- private:
-  uint32_t bits_ = 0;
-};
+using AblationSet = EnumSet<Ablation>;
 
 // Whether the ablation concerns the chain of kernels per layer. A decoder with such an ablation
 // runs every step as a chain, and is compared with one that does so too.

@@ -42,23 +42,26 @@ std::string_view Name(StepOp op);
 // Throws InvalidArgument, which lists all names, if the name is unknown.
 StepOp ParseStepOp(std::string_view name);
 
-class StepOpSet {
+// A set of up to 32 values of an enum that counts from 0.
+template <typename Enum>
+class EnumSet {
  public:
-  constexpr StepOpSet() = default;
-  constexpr StepOpSet(std::initializer_list<StepOp> ops) {
-    for (const StepOp op : ops) Add(op);
+  constexpr EnumSet() = default;
+  constexpr EnumSet(std::initializer_list<Enum> values) {
+    for (const Enum value : values) Add(value);
   }
-  constexpr explicit StepOpSet(std::span<const StepOp> ops) {
-    for (const StepOp op : ops) Add(op);
+  constexpr explicit EnumSet(std::span<const Enum> values) {
+    for (const Enum value : values) Add(value);
   }
-  constexpr bool Has(StepOp op) const { return (bits_ >> static_cast<int>(op)) & 1u; }
-  constexpr void Add(StepOp op) { bits_ |= 1u << static_cast<int>(op); }
+  constexpr bool Has(Enum value) const { return (bits_ >> static_cast<int>(value)) & 1u; }
+  constexpr void Add(Enum value) { bits_ |= 1u << static_cast<int>(value); }
   constexpr bool Empty() const { return bits_ == 0; }
-  bool operator==(const StepOpSet&) const = default;
+  bool operator==(const EnumSet&) const = default;
 
  private:
   uint32_t bits_ = 0;
 };
+using StepOpSet = EnumSet<StepOp>;
 
 class OpObserver {
  public:

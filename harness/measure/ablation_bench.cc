@@ -14,25 +14,13 @@
 namespace tokline {
 namespace {
 
-// Skips every op but the given ones.
-class OnlyOps : public OpObserver {
- public:
-  explicit OnlyOps(StepOpSet ops) : ops_(ops) {}
-  bool Wants(StepOp op) const override { return ops_.Has(op); }
-  void Begin(StepOp, std::string_view) override {}
-  void End() override {}
-
- private:
-  StepOpSet ops_;
-};
-
 // Times some ops of a decoder's decode step repeatedly.
 class OpsAlone {
  public:
   OpsAlone(Decoder& decoder, StepOpSet ops, const BenchOptions& bench)
       : decoder_(decoder),
         bench_(bench),
-        only_(ops),
+        only_({.wanted = ops, .prefetched = ops}),
         run_(decoder, bench, bench.seed),
         begin_(decoder.GetBackend().MakeTimeMark()),
         end_(decoder.GetBackend().MakeTimeMark()) {}
@@ -65,7 +53,9 @@ class OpsAlone {
 
   Decoder& decoder_;
   const BenchOptions& bench_;
-  OnlyOps all_{StepOpSet(AllStepOps())}, only_;
+  FollowingObserver all_{
+      {.wanted = StepOpSet(AllStepOps()), .prefetched = StepOpSet(AllStepOps())}};
+  FollowingObserver only_;
   BatchRun run_;
   std::unique_ptr<WorkGraph> step_, ops_;
   std::unique_ptr<TimeMark> begin_, end_;

@@ -189,9 +189,7 @@ WorkloadRequest ReadRequest(const std::string& line, int64_t number) {
       "top_p",      "stop_ids",      "stop", "seed",       "arrival_s"};
   for (const auto& [name, value] : object.items()) {
     if (std::ranges::find(kNames, name) != kNames.end()) continue;
-    std::string known;
-    for (const std::string_view each : kNames) known += StrCat(known.empty() ? "" : ", ", each);
-    throw InvalidArgument(StrCat("unknown name ", Quoted(name), "; known are ", known));
+    throw InvalidArgument(StrCat("unknown name ", Quoted(name), "; known are ", Joined(kNames)));
   }
   WorkloadRequest one;
   Request& request = one.request;

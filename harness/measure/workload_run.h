@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "harness/engine/decoder.h"
-#include "harness/measure/memory_point.h"
 #include "harness/measure/serving_figures.h"
 #include "harness/measure/throughput.h"
 #include "harness/measure/workload.h"

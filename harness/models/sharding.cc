@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
 
@@ -75,12 +76,6 @@ ShardRange Times(ShardRange range, int64_t factor) {
   return {range.begin * factor, range.count * factor};
 }
 
-std::string AllowedText(const ModelSpec& spec) {
-  std::string text;
-  for (const int32_t size : AllowedWorldSizes(spec)) text += StrCat(text.empty() ? "" : ", ", size);
-  return text;
-}
-
 TensorView ShardView(const TensorView& whole, const TensorSharding& sharding,
                      const ModelShard& model) {
   if (whole.data == nullptr) return whole;
@@ -134,7 +129,8 @@ ModelShard ShardModel(const ModelSpec& spec, int32_t world_size, int32_t rank) {
   Require(std::ranges::find(allowed, world_size) != allowed.end(), "a model of ", spec.num_q_heads,
           " query heads, ", spec.num_kv_heads, " KV heads, ", spec.intermediate_size,
           " neurons in an MLP and ", spec.vocab_size, " tokens cannot be divided among ",
-          world_size, " ranks; allowed: ", AllowedText(spec));
+          world_size,
+          " ranks; allowed: ", Joined(allowed, [](int32_t size) { return std::to_string(size); }));
   Require(rank >= 0 && rank < world_size, "rank is ", rank, "; it must be 0 to ", world_size - 1);
   ModelShard model{.world_size = world_size, .rank = rank, .whole = spec, .local = spec};
   model.q_heads = PartOf(spec.num_q_heads, 1, world_size, rank);

@@ -16,7 +16,6 @@ class MappedFile {
   explicit MappedFile(const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
 
   const std::filesystem::path& Path() const { return path_; }
   std::span<const std::byte> Bytes() const { return {data_, static_cast<size_t>(size_)}; }

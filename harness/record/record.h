@@ -12,7 +12,6 @@
 
 #include "harness/engine/decoder_memory.h"
 #include "harness/measure/fingerprint.h"
-#include "harness/measure/memory_point.h"
 #include "harness/measure/peaks.h"
 #include "harness/measure/serving_figures.h"
 #include "harness/measure/step_profile.h"

@@ -414,12 +414,6 @@ std::string FloatText(double number) {
   return text;
 }
 
-std::vector<size_t> CodePointEnds(std::string_view text) {
-  std::vector<size_t> ends;
-  for (size_t at = 0; at < text.size();) ends.push_back(at += Utf8Length(text[at]));
-  return ends;
-}
-
 bool IsPythonSpace(char32_t c) { return IsWhiteSpace(c) || (c >= 0x1C && c <= 0x1F); }
 
 std::pair<size_t, size_t> Stripped(std::string_view text, bool left, bool right,

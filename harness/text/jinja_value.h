@@ -162,9 +162,6 @@ MarkedText ToJson(const Value& value, const JsonStyle& style);
 // Python's str() of a float.
 std::string FloatText(double number);
 
-// The end of each code point of a text, in bytes.
-std::vector<size_t> CodePointEnds(std::string_view text);
-
 // Python's str.isspace() for one code point.
 bool IsPythonSpace(char32_t c);
 

@@ -136,17 +136,6 @@ class Translation {
   std::vector<bool> ignores_case_;  // of each open group
 };
 
-struct MatchData {
-  explicit MatchData(const pcre2_code* code)
-      : data(pcre2_match_data_create_from_pattern(code, nullptr)) {
-    if (data == nullptr) throw std::bad_alloc();
-  }
-  ~MatchData() { pcre2_match_data_free(data); }
-  MatchData(const MatchData&) = delete;
-  MatchData& operator=(const MatchData&) = delete;
-  pcre2_match_data* data;
-};
-
 std::string ErrorText(int code) {
   std::array<PCRE2_UCHAR, 256> text{};
   pcre2_get_error_message(code, text.data(), text.size());
@@ -229,16 +218,18 @@ void Pattern::Cover(std::string_view text, const std::function<void(MatchSpan)>&
       emit(at, at + text_.size());
     }
   } else {
-    const MatchData match(compiled_->code);
-    const size_t* bounds = pcre2_get_ovector_pointer(match.data);
+    const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> match(
+        pcre2_match_data_create_from_pattern(compiled_->code, nullptr), &pcre2_match_data_free);
+    if (match == nullptr) throw std::bad_alloc();
+    const size_t* bounds = pcre2_get_ovector_pointer(match.get());
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
     size_t from = 0;
     while (from <= text.size()) {
       int found = pcre2_match(compiled_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK,
-                              match.data, compiled_->context);
+                              match.get(), compiled_->context);
       if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
         found = pcre2_match(compiled_->code, subject, text.size(), from,
-                            PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match.data, compiled_->context);
+                            PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match.get(), compiled_->context);
       }
       if (found == PCRE2_ERROR_NOMATCH) break;
       if (found < 0) {

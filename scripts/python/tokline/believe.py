@@ -120,7 +120,7 @@ def run_collect(arguments):
 
 def run_report(arguments):
     # Only this half needs NumPy and SciPy.
-    from tokline import believe_report
+    from tokline import believe_page, believe_report
     check_outputs([("-o", arguments.output), ("--json", arguments.json)],
                   [*(("DIR", path) for path in arguments.folders),
                    *(("DIR", path) for path in believe_report.found_in(arguments.folders, "*"))])
@@ -133,7 +133,7 @@ def run_report(arguments):
         return 3
     if arguments.json and not arguments.again:
         context["replaced"] = believe_report.replaced_by(context["machine"], arguments.json, arguments.because)
-    write(arguments.output, believe_report.markdown(checks, context))
+    write(arguments.output, believe_page.page(checks, context))
     if arguments.json:
         write(arguments.json, believe_report.as_json(checks, context))
     return 0

@@ -47,10 +47,6 @@ MEANINGS = """\
 """
 
 
-def cell(text):
-    return text.replace("|", "\\|")
-
-
 def table(header, lines):
     return "\n".join(terminal.markdown_table(header, lines))
 
@@ -131,14 +127,14 @@ def parts(checks):
 
 def replaced(collections):
     """Of every collection that a newer one replaced what it missed, and why it was repeated."""
-    lines = [[(each["time_utc"] or "")[:10], (each["commit"] or "")[:12], cell("; ".join(each["missed"]) or "nothing"),
-              cell(each["because"] or "")] for each in collections]
+    lines = [[(each["time_utc"] or "")[:10], (each["commit"] or "")[:12], "; ".join(each["missed"]) or "nothing",
+              each["because"] or ""] for each in collections]
     header = ["of", "commit", "missed", "repeated because"]
     return "## Collections that this one replaces\n" + table(header, lines) + "\n" if lines else ""
 
 
 def page(checks, context):
-    lines = [[cell(check.check), cell(check.must), cell(check.measured), check.verdict, check.reproduce]
+    lines = [[check.check, check.must, check.measured, check.verdict, check.reproduce]
              for check in checks]
     aa = next(check for check in checks if check.id == "aa").details
     noise = ""

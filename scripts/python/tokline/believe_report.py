@@ -2,7 +2,7 @@
 import itertools
 import json
 
-from tokline import records, revision, terminal, verdicts
+from tokline import revision, terminal, verdicts
 from tokline.believe_benches import (AA_MUST, BOUND, bounds_of_misses, check_false_alarms, check_slowdown,
                                      each_kernel_is_caught, slowdown_must)
 from tokline.believe_check import Check, Jobs, found_in
@@ -103,8 +103,7 @@ def stored_in(path):
     """([Check], context) that as_json() wrote."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        checks = [Check(*(entry[name] for name in ("id", "check", "must", "reproduce", "measured", "met", "details")))
-                  for entry in stored["checks"]]
+        checks = [Check(**entry) for entry in stored["checks"]]
         return checks, {"machine": stored["machine"], "rules": verdicts.Rules(**stored["rules"]),
                         "left_out": stored["left_out"], "replaced": stored.get("replaced", [])}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -128,7 +127,7 @@ def judged_again(path):
             kernels = check.details["kernels"]
             check.met = check.met and each_kernel_is_caught(percent, kernels)
             if BOUND not in check.measured:
-                check.measured += bounds_of_misses({records.kernel_now(name): group for name, group in kernels.items()})
+                check.measured += bounds_of_misses(kernels)
     asked_for = judge([], tool_times=False)[0]
     known = {check.id: check for check in [*asked_for, check_one_commit(context["machine"]), *checks]}
     return list(known.values()), context
@@ -155,11 +154,4 @@ def as_json(checks, context):
     return json.dumps({"schema": 1, "kind": "believability", "machine": context["machine"],
                        "rules": vars(context["rules"]), "left_out": context["left_out"],
                        "replaced": context["replaced"],
-                       "checks": [{"id": check.id, "check": check.check, "must": check.must,
-                                   "measured": check.measured, "met": check.met, "reproduce": check.reproduce,
-                                   "details": check.details} for check in checks]}, indent=1) + "\n"
-
-
-def markdown(checks, context):
-    from tokline import believe_page
-    return believe_page.page(checks, context)
+                       "checks": [vars(check) for check in checks]}, indent=1) + "\n"

@@ -33,13 +33,6 @@ def ratio_interval(a, b):
     return float(low), float(high)
 
 
-def _tie_term(pooled):
-    """Sum of t^3 - t over the groups of t equal values of the sorted `pooled`."""
-    edges = np.flatnonzero(np.concatenate(([True], pooled[1:] != pooled[:-1], [True])))
-    counts = np.diff(edges).astype(float)
-    return float((counts**3 - counts).sum())
-
-
 def u_moments(a, b):
     """Mann-Whitney U of b over a (pairs in which b is larger, ties a half), its mean and variance under
     equality, corrected for ties."""
@@ -49,7 +42,8 @@ def u_moments(a, b):
     u = float((below + up_to).sum()) / 2
     n, m = len(a), len(b)
     total = n + m
-    ties = _tie_term(np.sort(np.concatenate((a, b))))
+    equal = np.unique(np.concatenate((a, b)), return_counts=True)[1].astype(float)
+    ties = float((equal**3 - equal).sum())
     variance = n * m / 12 * (total + 1 - ties / (total * (total - 1))) if total > 1 else 0.0
     return u, n * m / 2, variance
 
