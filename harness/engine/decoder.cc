@@ -145,8 +145,7 @@ void Decoder::Tell(std::span<const RankOrder> orders) {
   });
 }
 
-double Decoder::WarmUp() {
-  const auto begin = Clock::now();
+void Decoder::WarmUp() {
   Require(scheduler_.NumSequences() == 0, "a decoder is warmed up before it has sequences");
   Flush();
   prepared_.reset();
@@ -159,7 +158,6 @@ double Decoder::WarmUp() {
         WriteArrays({}, {.shape = unplanned, .parts = parts, .shared = {}});  // only padding
     Tell({OrderOf(step, RankOrderKind::kCapture)});
   }
-  return SecondsSince(begin);
 }
 
 void Decoder::SetObserver(OpObserver* observer) {
@@ -206,7 +204,6 @@ void Decoder::RemoveSequence(SequenceId id) {
 }
 
 StepReport Decoder::Step() {
-  const TimedScope timed(times_.total_s);
   StepReport report;
   collected_.clear();
   const int current = turn_, previous = 1 - turn_;
@@ -283,7 +280,6 @@ std::unique_ptr<WorkGraph> Decoder::CaptureNextStep(OpObserver& observer) {
 }
 
 std::span<const NewToken> Decoder::Flush() {
-  const TimedScope timed(times_.total_s);
   collected_.clear();
   Collect(1 - turn_);
   return collected_;
@@ -484,7 +480,7 @@ void Decoder::Collect(int index) {
   EnqueuedStep& turn = turns_[index];
   if (!turn.pending) return;
   {
-    const TimedScope timed(times_.wait_s);
+    const TimedScope timed(wait_s_);
     for (const auto& rank : ranks_) rank->turns[index].fence->Wait();
   }
   turn.pending = false;

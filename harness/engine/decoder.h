@@ -53,12 +53,6 @@ struct StepReport {
   std::span<const NewToken> tokens;
 };
 
-// Host time in Step() and Flush() since the decoder was made.
-struct HostTimes {
-  double total_s = 0;
-  double wait_s = 0;  // the part of total_s spent waiting for the device
-};
-
 // Number of tokens whose K and V the attention of decode steps has read in each layer.
 struct DecodeReads {
   int64_t tokens = 0;  // the CPU shares no reads; it counts what CUDA would read if it read every
@@ -89,10 +83,9 @@ class Decoder {
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 
-  // Runs a decode step of every batch size, captures its graph and returns the seconds taken. The
-  // decoder also works without it, but then launches every kernel of every step. The decoder must
-  // have no sequences.
-  double WarmUp();
+  // Runs a decode step of every batch size and captures its graph. The decoder also works without
+  // it, but then launches every kernel of every step. The decoder must have no sequences.
+  void WarmUp();
 
   // Queues a request. Requests run in the order of arrival, as soon as the batch and the KV cache
   // have room. Throws InvalidArgument, with the values and what is allowed, for an empty prompt, an
@@ -162,7 +155,8 @@ class Decoder {
   MemoryNeeds Memory() const;
   const PagePool& Pages() const { return scheduler_.Pages(); }
   const Scheduler& Schedule() const { return scheduler_; }
-  HostTimes Times() const { return times_; }
+  // How long the host has waited for the device in Step() and Flush() since the decoder was made.
+  double WaitSeconds() const { return wait_s_; }
   DecodeReads Reads() const { return reads_; }
   // The size of a token's K and V in all layers.
   int64_t KvTokenBytes() const;
@@ -243,7 +237,7 @@ class Decoder {
   int turn_ = 0;  // index of the turn that the next step uses; the other may be in flight
   std::optional<PreparedStep> prepared_;
   std::vector<NewToken> collected_;
-  HostTimes times_;
+  double wait_s_ = 0;
   DecodeReads reads_;
   int64_t graph_steps_ = 0;
   int64_t plain_steps_ = 0;

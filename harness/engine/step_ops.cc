@@ -65,7 +65,8 @@ OpChoice OpChoice::Of(const OpObserver& observer) {
 StepOp ParseStepOp(std::string_view name) {
   const auto found = std::ranges::find(kOps, name, [](StepOp op) { return Name(op); });
   if (found != kOps.end()) return *found;
-  throw InvalidArgument(StrCat("unknown op '", name, "'; known are ", Joined(kOps, Name)));
+  throw InvalidArgument(
+      StrCat("unknown op '", name, "'; known are ", Joined(kNamedOps, &NamedOp::name)));
 }
 
 }  // namespace tokline

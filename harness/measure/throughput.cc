@@ -83,11 +83,11 @@ std::optional<BenchRepeat> TimeRepeat(Decoder& decoder, const BenchOptions& opti
   const auto prefill_begin = Clock::now();
   if (!run.Prefill()) return std::nullopt;
   sample.prefill_s = SecondsSince(prefill_begin);
-  const double waited_s = decoder.Times().wait_s;
+  const double waited_s = decoder.WaitSeconds();
   const auto decode_begin = Clock::now();
   if (!run.Decode(options.new_tokens - 1)) return std::nullopt;
   sample.decode_s = SecondsSince(decode_begin);
-  sample.decode_host_s = sample.decode_s - (decoder.Times().wait_s - waited_s);
+  sample.decode_host_s = sample.decode_s - (decoder.WaitSeconds() - waited_s);
   return BenchRepeat{.sample = sample, .texts = run.TakeTexts(), .latencies = run.TakeLatencies()};
 }
 

@@ -128,7 +128,7 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
   decoder.EvictIdle();
   TokenLog log(workload);
   const SchedulerCounts before = decoder.Schedule().Counts();
-  const HostTimes times_before = decoder.Times();
+  const double waited_before_s = decoder.WaitSeconds();
   const int64_t graphs_before = decoder.GraphSteps();
   const DecodeReads reads_before = decoder.Reads();
   const auto tenth = static_cast<int64_t>((workload.requests.size() + 9) / 10);
@@ -179,7 +179,7 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
   take(decoder.Flush());
   for (const SequenceId id : log.Unfinished()) decoder.RemoveSequence(id);
 
-  const double waited_s = decoder.Times().wait_s - times_before.wait_s;
+  const double waited_s = decoder.WaitSeconds() - waited_before_s;
   const double host_s = std::max(0.0, result.total_s - waited_s - idle_s);
   const SchedulerCounts& counts = decoder.Schedule().Counts();
   ServingFigures& serving = result.serving;

@@ -91,29 +91,6 @@ TensorView ShardView(const TensorView& whole, const TensorSharding& sharding,
   return part;
 }
 
-// Prefetches `lines` pieces of `line_bytes`, `stride_bytes` apart.
-void PrefetchLines(const Checkpoint& checkpoint, const std::byte* data, int64_t lines,
-                   int64_t line_bytes, int64_t stride_bytes) {
-  constexpr int64_t kPageBytes = 4096;
-  if (stride_bytes - line_bytes < kPageBytes) {  // no whole page lies between two pieces
-    checkpoint.Prefetch(data, (lines - 1) * stride_bytes + line_bytes);
-    return;
-  }
-  for (int64_t i = 0; i < lines; ++i) checkpoint.Prefetch(data + i * stride_bytes, line_bytes);
-}
-
-void PrefetchTensor(const Checkpoint& checkpoint, const TensorView& tensor) {
-  if (tensor.data == nullptr) return;
-  const auto* data = static_cast<const std::byte*>(tensor.data);
-  const int64_t size = SizeOf(tensor.dtype);
-  const int64_t row_bytes = tensor.row_stride * size, column_bytes = tensor.column_stride * size;
-  if (tensor.column_stride == 1) {
-    PrefetchLines(checkpoint, data, tensor.Rows(), tensor.Columns() * size, row_bytes);
-  } else {
-    PrefetchLines(checkpoint, data, tensor.Columns(), tensor.Rows() * size, column_bytes);
-  }
-}
-
 }  // namespace
 
 std::vector<int32_t> AllowedWorldSizes(const ModelSpec& spec) {
@@ -205,17 +182,6 @@ ModelWeights ShardWeights(const ModelWeights& weights, const ModelShard& model) 
     }
   }
   return part;
-}
-
-void PrefetchWeights(const Checkpoint& checkpoint, const ModelWeights& weights) {
-  for (const ModelTensorSharding& of : kModelShardings) {
-    PrefetchTensor(checkpoint, weights.*of.tensor);
-  }
-  for (const LayerWeights& layer : weights.layers) {
-    for (const LayerTensorSharding& of : kLayerShardings) {
-      PrefetchTensor(checkpoint, layer.*of.tensor);
-    }
-  }
 }
 
 }  // namespace tokline

@@ -13,7 +13,6 @@
 #include <string_view>
 #include <vector>
 
-#include "harness/models/checkpoint.h"
 #include "harness/models/model_spec.h"
 #include "harness/models/model_weights.h"
 
@@ -100,9 +99,5 @@ TensorShard ShardOf(const ModelShard& model, const TensorSharding& sharding, int
 // the bytes of the rank. A tensor that the rank does not hold is null; DeviceWeights leaves zeros
 // in its place. Throws InvalidArgument for random weights, which have no tensors.
 ModelWeights ShardWeights(const ModelWeights& weights, const ModelShard& model);
-
-// Asks the kernel to read the tensors of `weights`, which may be a shard, ahead. Whole pages
-// between the parts of rows that a shard holds are skipped. Throws as Checkpoint::Prefetch does.
-void PrefetchWeights(const Checkpoint& checkpoint, const ModelWeights& weights);
 
 }  // namespace tokline

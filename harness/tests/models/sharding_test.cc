@@ -253,19 +253,5 @@ TEST(ShardWeightsTest, ReadingAShardTouchesOnlyItsPages) {
   }
 }
 
-TEST(PrefetchWeightsTest, StaysInTheFilesOfTheCheckpoint) {
-  const TempFolder folder;
-  testing::WriteModel(folder.Path(), testing::SmallGpt2Config(), testing::SmallGpt2Tensors(""));
-  const ModelSpec spec = LoadModelSpec(folder.Path());
-  const Checkpoint checkpoint(folder.Path());
-  ModelWeights weights = BindWeights(checkpoint, spec);
-  EXPECT_NO_THROW(PrefetchWeights(checkpoint, weights));
-  EXPECT_NO_THROW(PrefetchWeights(checkpoint, ShardWeights(weights, ShardModel(spec, 1, 0))));
-  // Prefetch refuses what is not in a file, so this shows that the last tensor is asked for.
-  const float elsewhere = 0;
-  weights.layers.back().down_bias.data = &elsewhere;
-  EXPECT_THROW(PrefetchWeights(checkpoint, weights), InvalidArgument);
-}
-
 }  // namespace
 }  // namespace tokline
