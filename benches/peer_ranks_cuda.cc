@@ -39,27 +39,47 @@ constexpr PeerShape kShapes[] = {{1, 2560},   {1, 4096},   {8, 4096},    {64, 40
 constexpr Way kWays[] = {Way::kOneShotPlain, Way::kOneShot, Way::kTwoShot, Way::kSlabs,
                          Way::kBarrier};
 
-struct WayNames {
-  const char* implementation;  // in rows
-  const char* name;            // in the table
-};
-
-// In the order of the enum.
-constexpr WayNames kWayNames[] = {{"one_shot", "one_shot, plain launches"},
-                                  {"one_shot", "one_shot, dependent launches"},
-                                  {"two_shot", "two_shot, dependent launches"},
-                                  {"slabs", "slabs, dependent launches"},
-                                  {"barrier_all_reduce", "barrier and reads, then norm"},
-                                  {"nccl", "ncclAllReduce, then norm"}};
-static_assert(std::size(kWayNames) == static_cast<size_t>(Way::kNccl) + 1);
-
-const WayNames& NamesOf(Way way) { return kWayNames[static_cast<size_t>(way)]; }
+// The name of the way in rows.
+const char* ImplementationOf(Way way) {
+  switch (way) {
+    case Way::kOneShotPlain:
+    case Way::kOneShot:
+      return "one_shot";
+    case Way::kTwoShot:
+      return "two_shot";
+    case Way::kSlabs:
+      return "slabs";
+    case Way::kBarrier:
+      return "barrier_all_reduce";
+    case Way::kNccl:
+      return "nccl";
+  }
+  return "?";
+}
 
 // Whether the way can run the shape: each rank must own a row, or a slab of 4 rows.
 bool Takes(Way way, const PeerShape& shape, int32_t ranks) {
   if (way == Way::kBarrier) return ranks == 2 || ranks == 4 || ranks == 8;
   if (way == Way::kSlabs) return shape.tokens > 4 * (ranks - 1);
   return way != Way::kTwoShot || shape.tokens >= ranks;
+}
+
+const char* NameOf(Way way) {
+  switch (way) {
+    case Way::kOneShotPlain:
+      return "one_shot, plain launches";
+    case Way::kOneShot:
+      return "one_shot, dependent launches";
+    case Way::kTwoShot:
+      return "two_shot, dependent launches";
+    case Way::kSlabs:
+      return "slabs, dependent launches";
+    case Way::kBarrier:
+      return "barrier and reads, then norm";
+    case Way::kNccl:
+      return "ncclAllReduce, then norm";
+  }
+  return "?";
 }
 
 // One thread per GPU. An exception in one of them ends all.
@@ -141,25 +161,25 @@ KernelMeasurement MeasurementOf(const PeerShape& shape, Way way, int32_t ranks,
       .peers = {.world_size = ranks,
                 .slab_bytes = AllReduceNormSlabBytes(ranks, shape.tokens, shape.hidden)}};
   const bool dependent = IsOurs(way) && way != Way::kOneShotPlain;
-  return {.origin = {.run_id = header.run_id,
-                     .implementation = NamesOf(way).implementation,
-                     .dtype = std::string(Name(kPeerDType)),
-                     .device = DeviceName(Device::kCuda, header.fingerprint)},
-          .kernel = "all_reduce_norm",
-          .shape = {{"name", StrCat(ranks, "_gpus")},
-                    {"ranks", ranks},
-                    {"tokens", shape.tokens},
-                    {"hidden", shape.hidden}},
-          .cache = "warm",
-          .chain = dependent ? "dependent" : "plain",
-          .chosen = !IsOurs(way) ||
-                    Name(ChooseAllReduceNormVariant(params)) == NamesOf(way).implementation,
-          .cost = CostOf(params),
-          .samples = {.us = std::move(us),
-                      .launches_per_sample = shape.Launches(),
-                      .buffer_sets = kPeerSets},
-          .verified = {.before = true, .after = true},
-          .trouble = {.disturbed = std::move(disturbed)}};
+  return {
+      .origin = {.run_id = header.run_id,
+                 .implementation = ImplementationOf(way),
+                 .dtype = std::string(Name(kPeerDType)),
+                 .device = DeviceName(Device::kCuda, header.fingerprint)},
+      .kernel = "all_reduce_norm",
+      .shape = {{"name", StrCat(ranks, "_gpus")},
+                {"ranks", ranks},
+                {"tokens", shape.tokens},
+                {"hidden", shape.hidden}},
+      .cache = "warm",
+      .chain = dependent ? "dependent" : "plain",
+      .chosen = !IsOurs(way) || Name(ChooseAllReduceNormVariant(params)) == ImplementationOf(way),
+      .cost = CostOf(params),
+      .samples = {.us = std::move(us),
+                  .launches_per_sample = shape.Launches(),
+                  .buffer_sets = kPeerSets},
+      .verified = {.before = true, .after = true},
+      .trouble = {.disturbed = std::move(disturbed)}};
 }
 
 // Prints and records a row for each way. `best` is the smallest median of all ways so far, or 0.
@@ -204,7 +224,7 @@ void MeasureShape(const PeerShape& shape, std::span<const Way> ways, int replays
     }
     const double median = Median(samples);
     std::printf("%4lld x %-6lld %-30s %8.2f %8.2f", static_cast<long long>(shape.tokens),
-                static_cast<long long>(shape.hidden), NamesOf(way).name, median,
+                static_cast<long long>(shape.hidden), NameOf(way), median,
                 std::ranges::min(samples));
     if (!IsOurs(way)) {
       std::printf("   %.2f times ours", median / best);

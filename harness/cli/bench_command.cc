@@ -11,6 +11,7 @@
 
 #include "harness/cli/commands.h"
 #include "harness/cli/latency_text.h"
+#include "harness/cli/memory_text.h"
 #include "harness/cli/model_run.h"
 #include "harness/cli/output_file.h"
 #include "harness/cli/record_flags.h"

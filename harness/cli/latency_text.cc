@@ -1,8 +1,5 @@
 #include "harness/cli/latency_text.h"
 
-#include "harness/cli/status_line.h"
-#include "kernels/common/error.h"
-
 #include <cstdio>
 
 namespace tokline {
@@ -24,14 +21,6 @@ std::string LatencyCells(const std::optional<Percentiles>& seconds) {
                 MillisecondsCell(all.p90).c_str(), MillisecondsCell(all.p99).c_str(),
                 static_cast<long long>(all.count));
   return text;
-}
-
-std::string MemoryText(const Json& report) {
-  const auto of = [&](const char* key) { return BytesText(report[key].get<int64_t>()); };
-  const bool more = report["unexplained"].get<int64_t>() >= 0;
-  return StrCat(of("planned_total"), " planned, ", of("measured"), " measured (", more ? "+" : "",
-                of("unexplained"), more ? " not planned" : ": planned, but never touched",
-                "); host ", of("host_peak"), " at most");
 }
 
 }  // namespace tokline

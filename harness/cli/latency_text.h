@@ -1,11 +1,10 @@
-// How `tokline bench` prints percentiles of latencies, and a memory report.
+// How `tokline bench` prints percentiles of latencies.
 #pragma once
 
 #include <optional>
 #include <string>
 
 #include "harness/measure/timing.h"
-#include "harness/record/record.h"
 
 namespace tokline {
 
@@ -20,8 +19,5 @@ std::string MillisecondsCell(std::optional<double> seconds);
 
 // The percentiles in milliseconds and their number, below kLatencyHeader.
 std::string LatencyCells(const std::optional<Percentiles>& seconds);
-
-// One line of a memory report (harness/record/memory_report.h).
-std::string MemoryText(const Json& report);
 
 }  // namespace tokline

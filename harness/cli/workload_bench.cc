@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "harness/cli/latency_text.h"
+#include "harness/cli/memory_text.h"
 #include "harness/cli/output_file.h"
 #include "harness/cli/rate_table.h"
 #include "harness/cli/status_line.h"

@@ -66,8 +66,7 @@ MemoryNeeds DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) 
     }
     std::byte* const block = carver.TakeBytes(room);
     for (DecodeWorkspace& workspace : decode_workspaces) {
-      if (base == nullptr) continue;  // only sizes are wanted
-      workspace.data = block + (before_states - counters(workspace.num_seqs));
+      if (base != nullptr) workspace.data = block + (before_states - counters(workspace.num_seqs));
     }
   }
   if (config.full_grid.num_lanes > 0 && config.Ablates(Ablation::kPagedPrefill)) {

@@ -11,47 +11,62 @@
 namespace tokline {
 namespace {
 
-struct NamedOp {
-  StepOp op;
-  std::string_view name;
-};
-
-// In the order of the enum.
-constexpr NamedOp kNamedOps[] = {
-    {StepOp::kDecodeStep, "decode_step"},
-    {StepOp::kEmbedding, "embedding"},
-    {StepOp::kInputNorm, "input_norm"},
-    {StepOp::kQkv, "qkv"},
-    {StepOp::kHeadNorms, "head_norms"},
-    {StepOp::kKvAppend, "kv_append"},
-    {StepOp::kChunkDecode, "chunk_decode"},
-    {StepOp::kPagedPrefill, "paged_prefill"},
-    {StepOp::kAttentionOutput, "attention_output"},
-    {StepOp::kPostNorm, "post_norm"},
-    {StepOp::kGateUp, "gate_up"},
-    {StepOp::kUp, "up"},
-    {StepOp::kActivation, "activation"},
-    {StepOp::kDown, "down"},
-    {StepOp::kAllReduce, "all_reduce"},
-    {StepOp::kLastRows, "last_rows"},
-    {StepOp::kFinalNorm, "final_norm"},
-    {StepOp::kLmHead, "lm_head"},
-    {StepOp::kGatherLogits, "gather_logits"},
-    {StepOp::kSampling, "sampling"},
-};
-constexpr auto kOps = [] {
-  std::array<StepOp, std::size(kNamedOps)> ops{};
-  for (size_t i = 0; i < ops.size(); ++i) ops[i] = kNamedOps[i].op;
-  return ops;
-}();
-static_assert(std::ranges::is_sorted(kOps) &&
-              kOps.size() == size_t{1} + static_cast<size_t>(kOps.back()));
+constexpr std::array kOps = {
+    StepOp::kDecodeStep,      StepOp::kEmbedding, StepOp::kInputNorm,    StepOp::kQkv,
+    StepOp::kHeadNorms,       StepOp::kKvAppend,  StepOp::kChunkDecode,  StepOp::kPagedPrefill,
+    StepOp::kAttentionOutput, StepOp::kPostNorm,  StepOp::kGateUp,       StepOp::kUp,
+    StepOp::kActivation,      StepOp::kDown,      StepOp::kAllReduce,    StepOp::kLastRows,
+    StepOp::kFinalNorm,       StepOp::kLmHead,    StepOp::kGatherLogits, StepOp::kSampling};
 
 }  // namespace
 
 std::span<const StepOp> AllStepOps() { return kOps; }
 
-std::string_view Name(StepOp op) { return kNamedOps[static_cast<size_t>(op)].name; }
+std::string_view Name(StepOp op) {
+  switch (op) {
+    case StepOp::kDecodeStep:
+      return "decode_step";
+    case StepOp::kEmbedding:
+      return "embedding";
+    case StepOp::kInputNorm:
+      return "input_norm";
+    case StepOp::kQkv:
+      return "qkv";
+    case StepOp::kHeadNorms:
+      return "head_norms";
+    case StepOp::kKvAppend:
+      return "kv_append";
+    case StepOp::kChunkDecode:
+      return "chunk_decode";
+    case StepOp::kPagedPrefill:
+      return "paged_prefill";
+    case StepOp::kAttentionOutput:
+      return "attention_output";
+    case StepOp::kPostNorm:
+      return "post_norm";
+    case StepOp::kGateUp:
+      return "gate_up";
+    case StepOp::kUp:
+      return "up";
+    case StepOp::kActivation:
+      return "activation";
+    case StepOp::kDown:
+      return "down";
+    case StepOp::kAllReduce:
+      return "all_reduce";
+    case StepOp::kLastRows:
+      return "last_rows";
+    case StepOp::kFinalNorm:
+      return "final_norm";
+    case StepOp::kLmHead:
+      return "lm_head";
+    case StepOp::kGatherLogits:
+      return "gather_logits";
+    case StepOp::kSampling:
+      return "sampling";
+  }
+  return "unknown";
+}
 
 OpChoice OpChoice::Of(const OpObserver& observer) {
   OpChoice choice{.wanted = {}, .prefetched = {}, .needs_chain = observer.NeedsChain()};
@@ -63,10 +78,10 @@ OpChoice OpChoice::Of(const OpObserver& observer) {
 }
 
 StepOp ParseStepOp(std::string_view name) {
-  const auto found = std::ranges::find(kOps, name, [](StepOp op) { return Name(op); });
+  constexpr auto name_of = [](StepOp op) { return Name(op); };
+  const auto found = std::ranges::find(kOps, name, name_of);
   if (found != kOps.end()) return *found;
-  throw InvalidArgument(
-      StrCat("unknown op '", name, "'; known are ", Joined(kNamedOps, &NamedOp::name)));
+  throw InvalidArgument(StrCat("unknown op '", name, "'; known are ", Joined(kOps, name_of)));
 }
 
 }  // namespace tokline

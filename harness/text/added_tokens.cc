@@ -140,10 +140,8 @@ void AddedTokens::CheckId(const JsonNode& node, const AddedToken& token,
   }
 }
 
-std::vector<AddedTokens::Part> AddedTokens::Split(std::string_view text,
-                                                  const std::vector<PlainRange>& plain,
-                                                  bool normalized) const {
-  const Trie& trie = normalized ? normalized_ : before_;
+std::vector<AddedTokens::Part> AddedTokens::Split(const Trie& trie, std::string_view text,
+                                                  const std::vector<PlainRange>& plain) const {
   std::vector<Part> parts;
   size_t done = 0;
   auto range = plain.begin();
@@ -185,6 +183,16 @@ std::vector<AddedTokens::Part> AddedTokens::Split(std::string_view text,
   }
   if (done < text.size()) parts.push_back({done, text.size()});
   return parts;
+}
+
+std::vector<AddedTokens::Part> AddedTokens::SplitBeforeNormalizing(
+    std::string_view text, const std::vector<PlainRange>& plain) const {
+  return Split(before_, text, plain);
+}
+
+std::vector<AddedTokens::Part> AddedTokens::SplitNormalized(
+    std::string_view text, const std::vector<PlainRange>& plain) const {
+  return Split(normalized_, text, plain);
 }
 
 const AddedToken* AddedTokens::Find(int32_t id) const {

@@ -45,10 +45,11 @@ class AddedTokens {
     const AddedToken* token = nullptr;  // null for ordinary text
   };
   // Splits `text` into parts that cover it. The leftmost token is taken first, and the longest if
-  // several begin at the same place. `plain` must be sorted and free of overlaps. `normalized` says
-  // whether the text, and thus the tokens that are searched for, are.
-  std::vector<Part> Split(std::string_view text, const std::vector<PlainRange>& plain,
-                          bool normalized) const;
+  // several begin at the same place. `plain` must be sorted and free of overlaps.
+  std::vector<Part> SplitBeforeNormalizing(std::string_view text,
+                                           const std::vector<PlainRange>& plain) const;
+  std::vector<Part> SplitNormalized(std::string_view text,
+                                    const std::vector<PlainRange>& plain) const;
   // Whether some special token is searched for in normalized text.
   bool HasNormalizedSpecial() const { return has_normalized_special_; }
 
@@ -76,6 +77,8 @@ class AddedTokens {
 
   AddedToken ReadToken(const JsonNode& node) const;
   void CheckId(const JsonNode& node, const AddedToken& token, const BpeModel& model) const;
+  std::vector<Part> Split(const Trie& trie, std::string_view text,
+                          const std::vector<PlainRange>& plain) const;
 
   std::vector<AddedToken> tokens_;
   std::map<int32_t, size_t> by_id_;

@@ -125,7 +125,7 @@ void Tokenizer::Impl::EncodeText(std::string_view text, const std::vector<PlainR
   std::unique_lock<std::mutex> lock(cache_mutex, std::try_to_lock);
   WordCache* const word_cache = lock ? &cache : nullptr;
   size_t next_plain = 0;  // both are in order
-  for (const AddedTokens::Part& outer : added.Split(text, plain, false)) {
+  for (const AddedTokens::Part& outer : added.SplitBeforeNormalizing(text, plain)) {
     if (outer.token != nullptr) {
       ids.push_back(outer.token->id);
       continue;
@@ -147,7 +147,7 @@ void Tokenizer::Impl::EncodeText(std::string_view text, const std::vector<PlainR
       section_plain = NormalizedRanges(raw, section_plain, prepend, changed);
     }
     const std::string_view section = normalizer.Empty() ? raw : std::string_view(changed);
-    for (const AddedTokens::Part& inner : added.Split(section, section_plain, true)) {
+    for (const AddedTokens::Part& inner : added.SplitNormalized(section, section_plain)) {
       if (inner.token != nullptr) {
         ids.push_back(inner.token->id);
         continue;

@@ -31,9 +31,8 @@ void ValidatePlan(const ChunkDecodeParams& params) {
           " without clusters");
   Require(!takes_parts || block_lanes > 1 || cluster_lanes > 1, "plan.grid has ", plan.grid,
           "; only clusters and lanes of a warp take parts");
-  Require(waves == 1 || (waves > 1 && takes_parts && cluster_lanes > 1 &&
-                         num_lanes % (waves * cluster_lanes) == 0),
-          "plan.grid has ", plan.grid, "; only clusters with parts have waves, of whole clusters");
+  Require(plan.grid.HasWholeWaves(), "plan.grid has ", plan.grid,
+          "; only clusters with parts have waves, of whole clusters");
   Require(
       run_lanes == 0 || (run_lanes > 0 && cluster_lanes == 1 && !takes_parts &&
                          CurrentDeviceFacts().HasHopperCode()),

@@ -85,9 +85,15 @@ struct ChunkDecodeGrid {
   // Whether warp lanes or clusters take parts of sequences that are longer than the others. Never
   // set with run lanes.
   bool takes_parts = false;
-  // Of clusters with parts, num_lanes / waves run at the same time, and the others after them.
+  // In how many waves clusters with parts run. All other grids run at once.
   int8_t waves = 1;
   bool operator==(const ChunkDecodeGrid&) const = default;
+  constexpr int32_t LanesAtOnce() const { return num_lanes / waves; }
+  // Whether only clusters with parts have several waves, each of whole clusters.
+  constexpr bool HasWholeWaves() const {
+    return waves == 1 || (waves > 1 && takes_parts && cluster_lanes > 1 &&
+                          num_lanes % (waves * cluster_lanes) == 0);
+  }
   // Whether each lane or cluster can only read sequences that share nothing with others, apart from
   // what run lanes read.
   constexpr bool ReadsWhole() const { return cluster_lanes > 1 || block_lanes > 1; }

@@ -180,9 +180,8 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
   Require(!grid.takes_parts || ((grid.block_lanes > 1 || clustered) && grid.run_lanes == 0),
           "grid has ", grid,
           "; only clusters and lanes of a warp take parts, and not after run lanes");
-  Require(grid.waves == 1 || (grid.waves > 1 && clustered && grid.takes_parts &&
-                              grid.num_lanes % (grid.waves * grid.cluster_lanes) == 0),
-          "grid has ", grid, "; only clusters with parts have waves, of whole clusters");
+  Require(grid.HasWholeWaves(), "grid has ", grid,
+          "; only clusters with parts have waves, of whole clusters");
   const auto num_segments = static_cast<int64_t>(segments.size());
   Require(!clustered || device.HasClusters(), "grid has clusters of ", grid.cluster_lanes,
           " lanes; they need compute capability 9.0 and code compiled for it, here ",

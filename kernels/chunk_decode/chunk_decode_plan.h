@@ -40,9 +40,7 @@ constexpr int32_t ChunkDecodeRegisters(int32_t head_dim) { return head_dim == 64
 // the number with which the same number of bytes is in flight for either head_dim.
 constexpr int64_t ChunkDecodeBlocksPerSmOf(int64_t block_bytes, int32_t head_dim,
                                            const DeviceFacts& device) {
-  constexpr int64_t kReservedBytes = 1024;  // reserved by CUDA per block
-  return std::clamp<int64_t>(device.shared_bytes_per_sm / (block_bytes + kReservedBytes), 1,
-                             head_dim == 64 ? 4 : 2);
+  return std::clamp<int64_t>(device.BlocksPerSm(block_bytes), 1, head_dim == 64 ? 4 : 2);
 }
 // How many blocks share an SM if lanes are blocks, each with `more_bytes` besides those of its
 // ring.

@@ -354,7 +354,7 @@ Shares DealToClusters(std::span<const Segment> segments, const ChunkDecodeGrid& 
                         [](double sum, const Segment& segment) { return sum + segment.tiles; });
     double least = std::numeric_limits<double>::infinity();
     for (int32_t waves = 1; waves <= grid.waves; ++waves) {
-      const int64_t clusters = grid.num_lanes / cluster_lanes / grid.waves * waves;
+      const int64_t clusters = grid.LanesAtOnce() / cluster_lanes * waves;
       int32_t fits = std::numeric_limits<int32_t>::max(), too_few = 0;
       if (clusters_of_all(fits) > clusters) continue;
       while (fits - too_few > 1) {

@@ -113,7 +113,7 @@ double WavesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters, int
   const int64_t longest = DivideUp(load.longest, int64_t{kChunkDecodeTileTokens});
   const int64_t tiles = TilesOf(load.tokens, load.num_seqs);
   const int64_t lanes = clusters.cluster_lanes;
-  const int64_t count = clusters.num_lanes / lanes / clusters.waves * waves;
+  const int64_t count = clusters.LanesAtOnce() / lanes * waves;
   int64_t of_block = DivideUp(longest, lanes), used = count * lanes;
   double parts_us = 0, reading = kChunkDecodeTimes.cluster_reading;
   if (clusters.takes_parts) {
@@ -146,7 +146,7 @@ double WavesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters, int
                          (waves - 1) * (kChunkDecodeTimes.wave_tiles +
                                         static_cast<double>(tiles) / static_cast<double>(used));
   return waves * cluster_us + parts_us +
-         clusters.num_lanes / clusters.waves / all * kChunkDecodeTimes.cluster_crowd_us +
+         clusters.LanesAtOnce() / all * kChunkDecodeTimes.cluster_crowd_us +
          WithMemoryUs(in_turn * tile_alone_us, memory_us);
 }
 
@@ -155,9 +155,9 @@ double WavesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters, int
 double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
                   const ChunkDecodeGrid& full, int32_t head_dim, int32_t group, double tile_us) {
   double us = std::numeric_limits<double>::infinity();
-  for (int32_t waves = 1; waves <= clusters.waves; ++waves) {
-    if (clusters.num_lanes / clusters.waves * waves < load.num_seqs * clusters.cluster_lanes)
-      continue;  // a cluster for each sequence at least
+  // Each sequence has a cluster at least.
+  const int32_t fewest = DivideUp(load.num_seqs * clusters.cluster_lanes, clusters.LanesAtOnce());
+  for (int32_t waves = std::max(1, fewest); waves <= clusters.waves; ++waves) {
     us = std::min(us, WavesUs(load, clusters, waves, full, head_dim, group, tile_us));
   }
   return us;

@@ -26,6 +26,13 @@ struct DeviceFacts {
 
   bool operator==(const DeviceFacts&) const = default;
 
+  // How many blocks of this much dynamic shared memory an SM has room for, by it alone. The driver
+  // reserves some for each.
+  constexpr int64_t BlocksPerSm(int64_t shared_bytes) const {
+    constexpr int64_t kReservedBytes = 1024;
+    return shared_bytes_per_sm / (shared_bytes + kReservedBytes);
+  }
+
   // How many clusters of this many blocks run at once if an SM takes `blocks_per_sm` of the blocks.
   // A cluster lies in one group of SMs: on 132 SMs, clusters of two fill all, those of up to eight
   // 120, and larger ones 112.

@@ -85,9 +85,7 @@ bool TileEndsFirst(const LinearParams& params, const DeviceFacts& device) {
   const double slower = of_sm <= 2 ? 0.85 * share : of_sm <= 3 ? 0.9 * share : 1 + 0.25 * 3 / of_sm;
   // In small grids all weights are on their way early, unless some blocks have no room until others
   // have ended.
-  constexpr int64_t kReservedSharedBytes = 1024;  // by the driver, per block
-  const bool late = of_sm <= 2 && of_busiest * (wgmma.shared_bytes + kReservedSharedBytes) >
-                                      device.shared_bytes_per_sm;
+  const bool late = of_sm <= 2 && of_busiest > device.BlocksPerSm(wgmma.shared_bytes);
   const double wgmma_us = 2 + floor_us * std::max(1.08, slower) + (late ? 3 : 0);
   const double waves = static_cast<double>(blocks) / device.sm_count;
   const double tile_us = 2.8 + floor_us * (waves <= 1 ? 1.06 : 1 + 0.09 * std::ceil(waves) / waves);
@@ -193,9 +191,8 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
   // One block per tile, unless that gives so many short blocks that their prologue matters (LM
   // head).
   constexpr int64_t kMaxWaves = 4;
-  constexpr int64_t kReservedSharedBytes = 1024;  // reserved by the driver per block
   const int64_t by_threads = kSkinnyResidentThreads / plan.Threads();
-  const int64_t by_shared = device.shared_bytes_per_sm / (plan.shared_bytes + kReservedSharedBytes);
+  const int64_t by_shared = device.BlocksPerSm(plan.shared_bytes);
   const int64_t resident = device.sm_count * std::max<int64_t>(1, std::min(by_threads, by_shared));
   plan.grid = static_cast<int32_t>(plan.tiles <= kMaxWaves * resident ? plan.tiles : resident);
   return plan;

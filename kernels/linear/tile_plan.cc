@@ -35,6 +35,17 @@ double Overlapped(std::initializer_list<double> times) {
   return std::cbrt(cubes);
 }
 
+// Adds to `us` the time of each wave, which `wave_us` says for a number of blocks.
+template <typename WaveUs>
+double WithWaves(double us, const TilePlan& plan, const DeviceFacts& device,
+                 const WaveUs& wave_us) {
+  const int64_t at_once = BlocksAtOnce(plan.splits, device);
+  for (int64_t left = plan.Grid(); left > 0; left -= at_once) {
+    us += wave_us(static_cast<double>(std::min(left, at_once)));
+  }
+  return us;
+}
+
 // With few tokens weights alone count, and how they are divided. Fitted to 552 plans of 46 weights
 // at 8 tokens and to 70 plans in decoders of 5 models (this kernel's README).
 double MicrosecondsOfFewTokens(const TilePlan& plan, const DeviceFacts& device) {
@@ -44,15 +55,11 @@ double MicrosecondsOfFewTokens(const TilePlan& plan, const DeviceFacts& device) 
   constexpr double kMerge[] = {0, 0.3, 0.15};                 // of 1, 2 and 4 splits
   const int64_t stages = DivideUp(plan.k_blocks, plan.splits);
   const auto weight_bytes = static_cast<double>(2 * kTileBlockK * stages * plan.rows);
-  const int64_t at_once = BlocksAtOnce(plan.splits, device);
-  double us = kMerge[plan.splits / 2];
-  for (int64_t left = plan.Grid(); left > 0; left -= at_once) {
-    const auto blocks = static_cast<double>(std::min(left, at_once));
-    us += kWave + kStart * blocks +
-          Overlapped({blocks * weight_bytes / kMemory, weight_bytes / kBlock,
-                      static_cast<double>(stages) * kStage});
-  }
-  return us;
+  return WithWaves(kMerge[plan.splits / 2], plan, device, [&](double blocks) {
+    return kWave + kStart * blocks +
+           Overlapped({blocks * weight_bytes / kMemory, weight_bytes / kBlock,
+                       static_cast<double>(stages) * kStage});
+  });
 }
 
 double Microseconds(const TilePlan& plan, const LinearParams& params, const DeviceFacts& device) {
@@ -63,13 +70,11 @@ double Microseconds(const TilePlan& plan, const LinearParams& params, const Devi
   // Both warpgroups read all tokens, or all weight rows.
   const double read_bytes = bytes + (plan.token_tile == 64 ? share * 64 : weight_bytes);
   const double sums_bytes = 4.0 * plan.token_tile * plan.rows;
-  const int64_t at_once = BlocksAtOnce(plan.splits, device);
-  double us = kLaunchUs - kWaveUs + (plan.Grid() < kTimedBlocks ? kNotTimedUs : 0);
-  for (int64_t left = plan.Grid(); left > 0; left -= at_once) {
-    const auto blocks = static_cast<double>(std::min(left, at_once));
-    us += kWaveUs + Overlapped({blocks * weight_bytes / kMemoryRate, blocks * bytes / kL2Rate,
-                                weight_bytes / kBlockRate, read_bytes / kSharedRate});
-  }
+  const double launch_us = kLaunchUs - kWaveUs + (plan.Grid() < kTimedBlocks ? kNotTimedUs : 0);
+  const double us = WithWaves(launch_us, plan, device, [&](double blocks) {
+    return kWaveUs + Overlapped({blocks * weight_bytes / kMemoryRate, blocks * bytes / kL2Rate,
+                                 weight_bytes / kBlockRate, read_bytes / kSharedRate});
+  });
   if (plan.splits == 1) return us + sums_bytes / kStoreRate;
   // For clusters of two and of four. They were 0.75 and 0.97 when barriers released writes.
   constexpr double kBarrierUs[] = {0.35, 0.5};

@@ -402,8 +402,7 @@ TEST_F(ChunkDecodeCudaTest, TheBlocksOfEveryGridRunAtTheSameTime) {
           params.table.num_seqs = num_seqs;
           for (const ChunkDecodeGrid& grid : ChunkDecodeGrids(num_seqs, params.layout, device)) {
             params.plan.grid = grid;
-            EXPECT_LE(grid.num_lanes / grid.waves / grid.block_lanes * num_kv_heads,
-                      ResidentBlocks(params))
+            EXPECT_LE(grid.LanesAtOnce() / grid.block_lanes * num_kv_heads, ResidentBlocks(params))
                 << "head_dim " << head_dim << ", " << num_kv_heads << " KV heads, " << grid;
           }
         }

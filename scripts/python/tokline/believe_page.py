@@ -134,8 +134,7 @@ def replaced(collections):
 
 
 def page(checks, context):
-    lines = [[check.check, check.must, check.measured, check.verdict, check.reproduce]
-             for check in checks]
+    lines = [[check.check, check.must, check.measured, check.verdict, check.reproduce] for check in checks]
     aa = next(check for check in checks if check.id == "aa").details
     noise = ""
     if aa.get("median_effect_percent") is not None:
