@@ -198,7 +198,8 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
   const ChunkDecodeDeal deal = clustered ? ChunkDecodeDeal{DealToClusters(segments, grid), {}}
                                : grid.block_lanes > 1
                                    ? DealToWarps(segments, grid, group)
-                                   : DealSegments(segments, table.num_seqs, grid, group);
+                                   : DealSegments(segments, table.num_seqs, grid, group,
+                                                  ChunkDecodeSmsOf(grid, layout, device));
   const Shares& shares = deal.shares;
   // The lanes of a cluster produce one state.
   const auto makes_state = [&](int32_t lane) { return lane % grid.cluster_lanes == 0; };

@@ -114,15 +114,11 @@ class LaneDealer {
     const auto num_lanes = static_cast<int32_t>(loads_.size());
     int32_t num_parts = 0;
     for (const int32_t s : order_) num_parts += PartsOf(s, size);
-    // If many lanes stay unused, the used ones are spread out.
-    const bool fresh = std::ranges::all_of(loads_, [](int64_t ns) { return ns == 0; });
-    const int32_t used = fresh ? std::min(num_parts, num_lanes) : num_lanes;
     // The time at which each lane ends, with the lane's number in the lowest bits: the lane that
     // ends first is on top.
     constexpr int kLaneBits = 20;
     std::vector<int64_t> ends;
-    for (int32_t i = 0; i < used; ++i) {
-      const auto lane = static_cast<int32_t>(int64_t{i} * num_lanes / used);
+    for (int32_t lane = 0; lane < num_lanes; ++lane) {
       ends.push_back(loads_[static_cast<size_t>(lane)] << kLaneBits | lane);
     }
     std::ranges::make_heap(ends, std::greater{});
@@ -172,6 +168,21 @@ class LaneDealer {
   int64_t task_ns_;
   std::vector<int32_t> order_;  // the longest segment first
 };
+
+// Numbers the block lanes so that SMs have equally much to read.
+void NumberLanes(Shares& shares, std::span<const Segment> segments, const ChunkDecodeGrid& grid,
+                 const ChunkDecodeSms& sms) {
+  std::vector<int64_t> loads(static_cast<size_t>(grid.num_lanes), 0);
+  for (const Piece& piece : shares) {
+    if (piece.lane >= grid.num_lanes) continue;  // a run lane
+    loads[static_cast<size_t>(piece.lane)] +=
+        int64_t{piece.tiles} * WeightOf(segments[static_cast<size_t>(piece.segment)]);
+  }
+  const std::vector<int32_t> numbers = EvenLaneNumbers(loads, sms);
+  for (Piece& piece : shares) {
+    if (piece.lane < grid.num_lanes) piece.lane = numbers[static_cast<size_t>(piece.lane)];
+  }
+}
 
 // Keeps the time at which each lane ends, and gives each task to the lane that would end first.
 class LaneEnds {
@@ -230,7 +241,8 @@ Shares DealToRunLanes(std::span<const Segment> segments, const ChunkDecodeGrid& 
 }
 
 ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs,
-                             const ChunkDecodeGrid& grid, int32_t group) {
+                             const ChunkDecodeGrid& grid, int32_t group,
+                             const ChunkDecodeSms& sms) {
   const auto others_begin = std::ranges::find(segments, false, &Segment::by_run_lanes);
   const auto own_begin = std::ranges::find(segments, false, &Segment::shared);
   const auto num_by_run_lanes = static_cast<int32_t>(others_begin - segments.begin());
@@ -241,10 +253,16 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
   shared.insert(shared.end(), of_runs.begin(), of_runs.end());
   ChunkDecodeDeal best;
   double best_us = std::numeric_limits<double>::infinity();
+  const auto ends_of = [&](const Shares& shares) {
+    return LaneEndsUs(shares, segments, num_seqs, grid, group, kChunkDecodeTimes.memory_tile_us,
+                      sms);
+  };
+  const bool numbers_count = sms.tile_us > 0;
   const auto consider = [&](const Shares& of_own) {
     Shares shares = shared;
     shares.insert(shares.end(), of_own.begin(), of_own.end());
-    std::vector<double> ends_us = LaneEndsUs(shares, segments, num_seqs, grid, group);
+    if (numbers_count) NumberLanes(shares, segments, grid, sms);
+    std::vector<double> ends_us = ends_of(shares);
     const double us = std::ranges::max(ends_us);
     if (us >= best_us) return;
     best_us = us;
@@ -283,6 +301,10 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
     if (next < std::min(share + step, longest)) consider(dealer.Deal(next));
   }
   if (longest * kChunkDecodeTimes.alone_tile_us < best_us) consider(dealer.Deal(longest));
+  if (!numbers_count) {  // for the time of a lane; one deal is numbered faster than all
+    NumberLanes(best.shares, segments, grid, sms);
+    best.lane_ends_us = ends_of(best.shares);
+  }
   std::ranges::stable_sort(best.shares, {}, &Piece::lane);
   return best;
 }

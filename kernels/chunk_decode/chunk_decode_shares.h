@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/chunk_decode/chunk_decode.h"
+#include "kernels/chunk_decode/chunk_decode_sms.h"
 
 namespace tokline {
 
@@ -54,10 +55,10 @@ ChunkDecodeShares DealToRunLanes(std::span<const ChunkDecodeSegment> segments,
 // - whole segments;
 // - whole segments, and parts of the longest ones.
 // Each lane gets a share of what is shared and then one of the rest, so that the blocks that end
-// last, and thus merge, are not those that hold states of many sequences. The result includes the
-// shares of the run lanes.
+// last, and thus merge, are not those that hold states of many sequences. Lanes are numbered so
+// that the SMs have equally much to read. The result includes the shares of the run lanes.
 ChunkDecodeDeal DealSegments(std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
-                             const ChunkDecodeGrid& grid, int32_t group);
+                             const ChunkDecodeGrid& grid, int32_t group, const ChunkDecodeSms& sms);
 
 // Deals segments to warp lanes, the longest first and each to the lane that would end first, and
 // deals to run lanes what these read. If lanes take parts, a segment of more than WarpPartTiles

@@ -8,6 +8,7 @@
 
 #include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/chunk_decode/chunk_decode_shares.h"
+#include "kernels/chunk_decode/chunk_decode_sms.h"
 
 namespace tokline {
 
@@ -90,11 +91,12 @@ double MergeUs(int32_t states, int32_t group, bool bundled);
 
 // Returns the time at which each lane ends. A lane's pieces are in the order in which it reads
 // them. Of pieces that run lanes read, only the states are counted. `tile_us` is the time of a tile
-// of at most 16 query rows while all lanes read.
+// of at most 16 query rows while all lanes read; `sms` are those of block lanes, if they are known.
 std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
                                std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
                                const ChunkDecodeGrid& grid, int32_t group,
-                               double tile_us = kChunkDecodeTimes.memory_tile_us);
+                               double tile_us = kChunkDecodeTimes.memory_tile_us,
+                               const ChunkDecodeSms& sms = {});
 
 // The time of tiles that would take `alone_us` if the memory were infinitely fast, and `memory_us`
 // if only the memory mattered. The two overlap little when they are about equally long.

@@ -1,0 +1,115 @@
+// Which SM reads how much.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "harness/tests/kernels/chunk_decode_plan_case.h"
+#include "kernels/chunk_decode/chunk_decode_sms.h"
+
+namespace tokline::testing {
+namespace {
+
+// What the SM with the most has, of lanes that have these loads by their numbers.
+int64_t MostOfAnSm(std::span<const int64_t> loads, const ChunkDecodeSms& sms) {
+  std::vector<int64_t> of_sm(static_cast<size_t>(sms.sm_count), 0);
+  for (size_t block = 0; block < loads.size() * static_cast<size_t>(sms.kv_heads); ++block) {
+    of_sm[block % of_sm.size()] += loads[block / static_cast<size_t>(sms.kv_heads)];
+  }
+  return std::ranges::max(of_sm);
+}
+
+std::vector<int64_t> Numbered(std::span<const int64_t> loads, const ChunkDecodeSms& sms) {
+  const std::vector<int32_t> numbers = EvenLaneNumbers(loads, sms);
+  std::vector<int64_t> by_number(loads.size(), -1);
+  for (size_t lane = 0; lane < loads.size(); ++lane) {
+    by_number.at(static_cast<size_t>(numbers[lane])) = loads[lane];
+  }
+  return by_number;
+}
+
+TEST(ChunkDecodeSmsTest, NumbersAreAPermutationThatLeavesNoSmMuchMoreThanTheMean) {
+  std::mt19937_64 rng(5);
+  for (int round = 0; round < 500; ++round) {
+    const ChunkDecodeSms sms{.sm_count = 132, .kv_heads = 1 + static_cast<int32_t>(rng() % 32)};
+    const size_t lanes = static_cast<size_t>(132 * (1 + rng() % 4) / sms.kv_heads);
+    std::vector<int64_t> loads(lanes, 0);
+    const uint64_t used = 1 + rng() % lanes, most = 1 + rng() % 60;
+    for (size_t i = 0; i < used; ++i) loads[i] = 1 + static_cast<int64_t>(rng() % most);
+    std::ranges::shuffle(loads, rng);
+    const std::vector<int64_t> numbered = Numbered(loads, sms);
+    EXPECT_TRUE(std::ranges::is_permutation(numbered, loads)) << round;
+    const double mean =
+        static_cast<double>(std::reduce(loads.begin(), loads.end())) * sms.kv_heads / sms.sm_count;
+    EXPECT_LE(static_cast<double>(MostOfAnSm(numbered, sms)),
+              mean + static_cast<double>(std::ranges::max(loads)))
+        << round;
+  }
+}
+
+TEST(ChunkDecodeSmsTest, EqualLanesKeepTheirNumbers) {
+  std::vector<int32_t> same(44);
+  std::iota(same.begin(), same.end(), 0);
+  EXPECT_EQ(EvenLaneNumbers(std::vector<int64_t>(44, 7), {.sm_count = 132, .kv_heads = 12}), same);
+  EXPECT_EQ(EvenLaneNumbers(std::vector<int64_t>{1, 2, 0}, {}), (std::vector<int32_t>{0, 1, 2}));
+}
+
+// The most tiles that an SM has in a plan of the full grid.
+int64_t MostTilesOfAnSm(std::span<const int32_t> lengths, int32_t group,
+                        const PagedKvLayout& layout) {
+  ChunkTable table;
+  for (const int32_t length : lengths) {
+    const std::vector<int32_t> pages(static_cast<size_t>(DivideUp(length, layout.page_size)), 0);
+    const int32_t chunk = table.AddChunk(pages, length);
+    table.AddSequence({&chunk, 1});
+  }
+  const ChunkDecodeGrid full = ChunkDecodeFullGrid(layout, kDevice);
+  return MostOfAnSm(LaneTiles(PlanChunkDecode(table.View(), layout, layout.num_kv_heads * group,
+                                              kDevice, {.grid = full})),
+                    ChunkDecodeSmsOf(full, layout, kDevice));
+}
+
+// Drawn shapes in which a third of the SMs had twice as many tiles as the others, or half of them
+// all tiles.
+TEST(ChunkDecodeSmsTest, PlansThatLeaveLanesWithoutTilesUseAllSms) {
+  PagedKvLayout layout{.num_pages = 4096, .num_kv_heads = 12, .page_size = 128, .head_dim = 64};
+  EXPECT_LE(MostTilesOfAnSm(std::vector<int32_t>(15, 4424), 8, layout), 105);
+  layout.num_kv_heads = 1;
+  EXPECT_LE(MostTilesOfAnSm(std::vector<int32_t>(256, 287), 11, layout), 10);
+  EXPECT_LE(MostTilesOfAnSm(std::vector<int32_t>(256, 141), 13, layout), 6);
+}
+
+// The longest sequences come to SMs of their own, and the shortest ones beside them.
+TEST(ChunkDecodeSmsTest, LongLanesShareSmsWithShortOnes) {
+  std::vector<int32_t> lengths;
+  for (int32_t i = 0; i < 256; ++i) lengths.push_back(64 * (1 + i / 16));
+  for (const int32_t head_dim : {64, 128}) {
+    const PagedKvLayout layout{
+        .num_pages = 4096, .num_kv_heads = 1, .page_size = 64, .head_dim = head_dim};
+    EXPECT_LE(MostTilesOfAnSm(lengths, 8, layout), 19) << head_dim;  // 24 as they are dealt
+  }
+}
+
+TEST(ChunkDecodeSmsTest, BlocksOfAnSmTakeTurns) {
+  // Two SMs and two heads: each SM has one block of each lane.
+  const ChunkDecodeSms sms{.sm_count = 2, .kv_heads = 2, .tile_us = 0.5};
+  const std::vector<double> us = SmTilesUs(std::vector<int32_t>{3, 5, 0}, sms);
+  EXPECT_DOUBLE_EQ(us[0], 0.5 * (3 + 3) / 3);
+  EXPECT_DOUBLE_EQ(us[1], 0.5 * (3 + 5) / 5);
+  EXPECT_EQ(us[2], 0);
+  // Three SMs: the first has the first block of the first lane and the second one of the second.
+  const std::vector<double> other =
+      SmTilesUs(std::vector<int32_t>{4, 2}, {.sm_count = 3, .kv_heads = 2, .tile_us = 1});
+  EXPECT_DOUBLE_EQ(other[0], (4 + 2) / 4.0);
+  EXPECT_DOUBLE_EQ(other[1], 2.0);
+}
+
+TEST(ChunkDecodeSmsTest, NothingIsKnownOfGridsThatDoNotRunAtOnce) {
+  const ChunkDecodeGrid full = ChunkDecodeFullGrid(kEightHeads, kDevice);
+  EXPECT_EQ(ChunkDecodeSmsOf(full, kEightHeads, kDevice).sm_count, kDevice.sm_count);
+  EXPECT_EQ(ChunkDecodeSmsOf({.num_lanes = full.num_lanes + 1}, kEightHeads, kDevice).sm_count, 0);
+}
+
+}  // namespace
+}  // namespace tokline::testing

@@ -1,0 +1,86 @@
+// Numbers lanes by what the SMs of their blocks have to read.
+#include "kernels/chunk_decode/chunk_decode_sms.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "kernels/chunk_decode/chunk_decode_plan.h"
+#include "kernels/chunk_decode/chunk_decode_times.h"
+
+namespace tokline {
+
+ChunkDecodeSms ChunkDecodeSmsOf(const ChunkDecodeGrid& grid, const PagedKvLayout& layout,
+                                const DeviceFacts& device) {
+  const int64_t blocks_per_sm = ChunkDecodeBlocksPerSm(layout.head_dim, device);
+  if (int64_t{grid.num_lanes} * layout.num_kv_heads > device.sm_count * blocks_per_sm) return {};
+  // At a head_dim of 64 an SM reads no faster than its share of the memory (this kernel's README).
+  return {.sm_count = device.sm_count,
+          .kv_heads = layout.num_kv_heads,
+          .tile_us = layout.head_dim == 64
+                         ? kChunkDecodeTimes.memory_tile_us / static_cast<double>(blocks_per_sm)
+                         : 0};
+}
+
+std::vector<int32_t> EvenLaneNumbers(std::span<const int64_t> loads, const ChunkDecodeSms& sms) {
+  const auto lanes = static_cast<int32_t>(loads.size());
+  std::vector<int32_t> numbers(loads.size());
+  std::iota(numbers.begin(), numbers.end(), 0);
+  const auto changes = std::ranges::adjacent_find(loads, std::ranges::not_equal_to{});
+  if (sms.sm_count == 0 || changes == loads.end()) return numbers;
+  using LoadAndLane = std::pair<int64_t, int32_t>;
+  std::vector<LoadAndLane> largest_first;
+  for (int32_t lane = 0; lane < lanes; ++lane) {
+    largest_first.emplace_back(-loads[static_cast<size_t>(lane)], lane);
+  }
+  std::ranges::sort(largest_first);
+  std::vector<int64_t> of_sm(static_cast<size_t>(sms.sm_count), 0);
+  const auto for_each_sm = [&](int32_t number, const auto& visit) {
+    auto sm = static_cast<size_t>(number * sms.kv_heads % sms.sm_count);
+    for (int32_t head = 0; head < sms.kv_heads; ++head) {
+      visit(of_sm[sm]);
+      if (++sm == of_sm.size()) sm = 0;
+    }
+  };
+  std::vector<LoadAndLane> free;  // numbers whose blocks begin in one round over the SMs
+  for (int32_t begin = 0, end = 0; begin < lanes; begin = end) {
+    free.clear();
+    const int64_t round_ends = (int64_t{begin} * sms.kv_heads / sms.sm_count + 1) * sms.sm_count;
+    for (; end < lanes && int64_t{end} * sms.kv_heads < round_ends; ++end) {
+      int64_t most = 0;
+      for_each_sm(end, [&](int64_t load) { most = std::max(most, load); });
+      free.emplace_back(most, end);
+    }
+    std::ranges::sort(free);
+    for (int32_t i = begin; i < end; ++i) {
+      const auto [negative_load, lane] = largest_first[static_cast<size_t>(i)];
+      const int32_t number = free[static_cast<size_t>(i - begin)].second;
+      numbers[static_cast<size_t>(lane)] = number;
+      for_each_sm(number, [load = -negative_load](int64_t& of) { of += load; });
+    }
+  }
+  return numbers;
+}
+
+std::vector<double> SmTilesUs(std::span<const int32_t> tiles, const ChunkDecodeSms& sms) {
+  std::vector<double> tiles_us(tiles.size(), 0);
+  const auto blocks = static_cast<int64_t>(std::ssize(tiles)) * sms.kv_heads;
+  std::vector<size_t> lanes;  // of an SM's blocks
+  for (int32_t sm = 0; sm < sms.sm_count; ++sm) {
+    lanes.clear();
+    for (int64_t block = sm; block < blocks; block += sms.sm_count) {
+      const auto lane = static_cast<size_t>(block / sms.kv_heads);
+      if (tiles[lane] > 0) lanes.push_back(lane);
+    }
+    for (const size_t lane : lanes) {
+      int64_t until_end = 0;  // tiles that all blocks of this SM read until this one ends
+      for (const size_t other : lanes) until_end += std::min(tiles[lane], tiles[other]);
+      tiles_us[lane] =
+          std::max(tiles_us[lane], sms.tile_us * static_cast<double>(until_end) / tiles[lane]);
+    }
+  }
+  return tiles_us;
+}
+
+}  // namespace tokline

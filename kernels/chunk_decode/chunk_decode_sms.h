@@ -1,0 +1,39 @@
+// Which SM runs which block of a grid of block lanes, and how lanes are numbered so that SMs have
+// equally much to read.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/chunk_decode/chunk_decode.h"
+#include "kernels/common/device_facts.h"
+#include "kernels/common/paged_kv_layout.h"
+
+namespace tokline {
+
+// A device hands out the blocks of a launch in the order of their numbers, one to each SM before
+// any SM gets a second one. Block `kv_heads * lane + head` therefore runs on the SM of that number
+// modulo `sm_count`.
+struct ChunkDecodeSms {
+  int32_t sm_count = 0;  // 0: not known, and nothing depends on it
+  int32_t kv_heads = 1;
+  // The time in which an SM reads a tile, however few other SMs read, while its blocks take turns.
+  // 0 where the memory alone bounds it.
+  double tile_us = 0;
+};
+
+// Not known if the grid's blocks do not all run at once.
+ChunkDecodeSms ChunkDecodeSmsOf(const ChunkDecodeGrid& grid, const PagedKvLayout& layout,
+                                const DeviceFacts& device);
+
+// Returns the number that each lane should have, given what each reads. The lanes that read most
+// come first, and of the blocks that SMs get next, the largest go to the SMs that have least. A
+// pure function.
+std::vector<int32_t> EvenLaneNumbers(std::span<const int64_t> loads, const ChunkDecodeSms& sms);
+
+// Returns the time of a tile of each lane on its SM, whose blocks take turns tile by tile; of a
+// lane's blocks the last to end counts. 0 for lanes without tiles, or if SMs are not known.
+std::vector<double> SmTilesUs(std::span<const int32_t> tiles, const ChunkDecodeSms& sms);
+
+}  // namespace tokline
