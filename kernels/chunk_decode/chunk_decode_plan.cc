@@ -195,11 +195,11 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
       " segments; each must have a cluster of its own, of whole blocks");
   Require(!grid.ReadsWhole() || OneSegmentEach(segments), "grid has ", grid, " for ", num_segments,
           " segments; each must be a sequence's only one");
+  const ChunkDecodeSms sms = ChunkDecodeSmsOf(grid, layout, device);
   const ChunkDecodeDeal deal = clustered ? ChunkDecodeDeal{DealToClusters(segments, grid), {}}
                                : grid.block_lanes > 1
-                                   ? DealToWarps(segments, grid, group)
-                                   : DealSegments(segments, table.num_seqs, grid, group,
-                                                  ChunkDecodeSmsOf(grid, layout, device));
+                                   ? DealToWarps(segments, grid, group, sms)
+                                   : DealSegments(segments, table.num_seqs, grid, group, sms);
   const Shares& shares = deal.shares;
   // The lanes of a cluster produce one state.
   const auto makes_state = [&](int32_t lane) { return lane % grid.cluster_lanes == 0; };

@@ -169,19 +169,21 @@ class LaneDealer {
   std::vector<int32_t> order_;  // the longest segment first
 };
 
-// Numbers the block lanes so that SMs have equally much to read.
-void NumberLanes(Shares& shares, std::span<const Segment> segments, const ChunkDecodeGrid& grid,
-                 const ChunkDecodeSms& sms) {
+// Numbers the lanes, but for run lanes, so that SMs have equally much to read. Returns the number
+// of each.
+std::vector<int32_t> NumberLanes(Shares& shares, std::span<const Segment> segments,
+                                 const ChunkDecodeGrid& grid, const ChunkDecodeSms& sms) {
   std::vector<int64_t> loads(static_cast<size_t>(grid.num_lanes), 0);
   for (const Piece& piece : shares) {
     if (piece.lane >= grid.num_lanes) continue;  // a run lane
     loads[static_cast<size_t>(piece.lane)] +=
         int64_t{piece.tiles} * WeightOf(segments[static_cast<size_t>(piece.segment)]);
   }
-  const std::vector<int32_t> numbers = EvenLaneNumbers(loads, sms);
+  std::vector<int32_t> numbers = EvenLaneNumbers(loads, sms);
   for (Piece& piece : shares) {
     if (piece.lane < grid.num_lanes) piece.lane = numbers[static_cast<size_t>(piece.lane)];
   }
+  return numbers;
 }
 
 // Keeps the time at which each lane ends, and gives each task to the lane that would end first.
@@ -310,7 +312,7 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
 }
 
 ChunkDecodeDeal DealToWarps(std::span<const Segment> segments, const ChunkDecodeGrid& grid,
-                            int32_t group) {
+                            int32_t group, const ChunkDecodeSms& sms) {
   const auto own_begin = std::ranges::find(segments, false, &Segment::by_run_lanes);
   const auto first = static_cast<int32_t>(own_begin - segments.begin());
   int32_t longest = 0;
@@ -340,10 +342,15 @@ ChunkDecodeDeal DealToWarps(std::span<const Segment> segments, const ChunkDecode
         ends.Take(kChunkDecodeTimes.warp_task_us + piece.tiles * kChunkDecodeTimes.warp_tile_us +
                   (whole ? 0 : kChunkDecodeTimes.warp_part_us));
   }
+  const std::vector<double> ends_us = ends.ByLane();
+  deal.lane_ends_us.resize(ends_us.size());
+  const std::vector<int32_t> numbers = NumberLanes(deal.shares, segments, grid, sms);
+  for (size_t lane = 0; lane < ends_us.size(); ++lane) {
+    deal.lane_ends_us[static_cast<size_t>(numbers[lane])] = ends_us[lane];
+  }
   const Shares of_runs = DealToRunLanes({segments.begin(), own_begin}, grid);
   deal.shares.insert(deal.shares.end(), of_runs.begin(), of_runs.end());
   std::ranges::stable_sort(deal.shares, {}, &Piece::lane);
-  deal.lane_ends_us = ends.ByLane();
   return deal;
 }
 

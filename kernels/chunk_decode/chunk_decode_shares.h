@@ -62,9 +62,10 @@ ChunkDecodeDeal DealSegments(std::span<const ChunkDecodeSegment> segments, int32
 
 // Deals segments to warp lanes, the longest first and each to the lane that would end first, and
 // deals to run lanes what these read. If lanes take parts, a segment of more than WarpPartTiles
-// tiles is dealt in equal parts. In total, cutting adds fewer parts than there are lanes.
+// tiles is dealt in equal parts. In total, cutting adds fewer parts than there are lanes. Lanes are
+// numbered as those of DealSegments.
 ChunkDecodeDeal DealToWarps(std::span<const ChunkDecodeSegment> segments,
-                            const ChunkDecodeGrid& grid, int32_t group);
+                            const ChunkDecodeGrid& grid, int32_t group, const ChunkDecodeSms& sms);
 
 // Returns the lanes of `count` tasks that read nothing, in ascending order. Each task goes to the
 // lane that would end first, and takes `task_us` there.

@@ -13,12 +13,17 @@ namespace tokline {
 
 ChunkDecodeSms ChunkDecodeSmsOf(const ChunkDecodeGrid& grid, const PagedKvLayout& layout,
                                 const DeviceFacts& device) {
-  const int64_t blocks_per_sm = ChunkDecodeBlocksPerSm(layout.head_dim, device);
-  if (int64_t{grid.num_lanes} * layout.num_kv_heads > device.sm_count * blocks_per_sm) return {};
+  const bool warps = grid.block_lanes > 1;
+  const int64_t block_bytes =
+      warps ? ChunkDecodeWarpsSharedBytes(layout.head_dim) : ChunkDecodeBlockBytes(layout.head_dim);
+  const int64_t blocks_per_sm = ChunkDecodeBlocksPerSmOf(block_bytes, layout.head_dim, device);
+  const int32_t blocks = grid.num_lanes / grid.block_lanes;
+  if (int64_t{blocks} * layout.num_kv_heads > device.sm_count * blocks_per_sm) return {};
   // At a head_dim of 64 an SM reads no faster than its share of the memory (this kernel's README).
   return {.sm_count = device.sm_count,
           .kv_heads = layout.num_kv_heads,
-          .tile_us = layout.head_dim == 64
+          .blocks = blocks,
+          .tile_us = layout.head_dim == 64 && !warps
                          ? kChunkDecodeTimes.memory_tile_us / static_cast<double>(blocks_per_sm)
                          : 0};
 }
@@ -37,17 +42,21 @@ std::vector<int32_t> EvenLaneNumbers(std::span<const int64_t> loads, const Chunk
   std::ranges::sort(largest_first);
   std::vector<int64_t> of_sm(static_cast<size_t>(sms.sm_count), 0);
   const auto for_each_sm = [&](int32_t number, const auto& visit) {
-    auto sm = static_cast<size_t>(number * sms.kv_heads % sms.sm_count);
+    auto sm = static_cast<size_t>(number % sms.blocks * sms.kv_heads % sms.sm_count);
     for (int32_t head = 0; head < sms.kv_heads; ++head) {
       visit(of_sm[sm]);
       if (++sm == of_sm.size()) sm = 0;
     }
   };
-  std::vector<LoadAndLane> free;  // numbers whose blocks begin in one round over the SMs
+  // Blocks begin in rounds over the SMs. If lanes are warps, all blocks have a first one.
+  const auto round_of = [&](int32_t number) {
+    return std::pair(number / sms.blocks,
+                     int64_t{number % sms.blocks} * sms.kv_heads / sms.sm_count);
+  };
+  std::vector<LoadAndLane> free;  // the numbers of a round
   for (int32_t begin = 0, end = 0; begin < lanes; begin = end) {
     free.clear();
-    const int64_t round_ends = (int64_t{begin} * sms.kv_heads / sms.sm_count + 1) * sms.sm_count;
-    for (; end < lanes && int64_t{end} * sms.kv_heads < round_ends; ++end) {
+    for (; end < lanes && round_of(end) == round_of(begin); ++end) {
       int64_t most = 0;
       for_each_sm(end, [&](int64_t load) { most = std::max(most, load); });
       free.emplace_back(most, end);

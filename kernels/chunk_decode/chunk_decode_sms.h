@@ -1,4 +1,4 @@
-// Which SM runs which block of a grid of block lanes, and how lanes are numbered so that SMs have
+// Which SM runs which block of a grid without clusters, and how lanes are numbered so that SMs have
 // equally much to read.
 #pragma once
 
@@ -13,11 +13,12 @@
 namespace tokline {
 
 // A device hands out the blocks of a launch in the order of their numbers, one to each SM before
-// any SM gets a second one. Block `kv_heads * lane + head` therefore runs on the SM of that number
-// modulo `sm_count`.
+// any SM gets a second one. Block `kv_heads * (lane % blocks) + head` therefore runs on the SM of
+// that number modulo `sm_count`.
 struct ChunkDecodeSms {
   int32_t sm_count = 0;  // 0: not known, and nothing depends on it
   int32_t kv_heads = 1;
+  int32_t blocks = 1;  // per KV head: the lanes, or a part of them if lanes are warps
   // The time in which an SM reads a tile, however few other SMs read, while its blocks take turns.
   // 0 where the memory alone bounds it.
   double tile_us = 0;
@@ -32,8 +33,9 @@ ChunkDecodeSms ChunkDecodeSmsOf(const ChunkDecodeGrid& grid, const PagedKvLayout
 // pure function.
 std::vector<int32_t> EvenLaneNumbers(std::span<const int64_t> loads, const ChunkDecodeSms& sms);
 
-// Returns the time of a tile of each lane on its SM, whose blocks take turns tile by tile; of a
-// lane's blocks the last to end counts. 0 for lanes without tiles, or if SMs are not known.
+// Returns the time of a tile of each lane, a block, on its SM, whose blocks take turns tile by
+// tile; of a lane's blocks the last to end counts. 0 for lanes without tiles, or if SMs are not
+// known.
 std::vector<double> SmTilesUs(std::span<const int32_t> tiles, const ChunkDecodeSms& sms);
 
 }  // namespace tokline
