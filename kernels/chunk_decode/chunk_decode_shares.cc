@@ -169,8 +169,8 @@ class LaneDealer {
   std::vector<int32_t> order_;  // the longest segment first
 };
 
-// Numbers the lanes, but for run lanes, so that SMs have equally much to read. Returns the number
-// of each.
+// Numbers the lanes, but for run lanes, so that SMs have about equally much to read. Returns the
+// number of each.
 std::vector<int32_t> NumberLanes(Shares& shares, std::span<const Segment> segments,
                                  const ChunkDecodeGrid& grid, const ChunkDecodeSms& sms) {
   std::vector<int64_t> loads(static_cast<size_t>(grid.num_lanes), 0);

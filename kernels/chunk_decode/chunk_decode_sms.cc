@@ -18,7 +18,10 @@ ChunkDecodeSms ChunkDecodeSmsOf(const ChunkDecodeGrid& grid, const PagedKvLayout
       warps ? ChunkDecodeWarpsSharedBytes(layout.head_dim) : ChunkDecodeBlockBytes(layout.head_dim);
   const int64_t blocks_per_sm = ChunkDecodeBlocksPerSmOf(block_bytes, layout.head_dim, device);
   const int32_t blocks = grid.num_lanes / grid.block_lanes;
-  if (int64_t{blocks} * layout.num_kv_heads > device.sm_count * blocks_per_sm) return {};
+  if (grid.run_lanes > 0 ||
+      int64_t{blocks} * layout.num_kv_heads > device.sm_count * blocks_per_sm) {
+    return {};
+  }
   // At a head_dim of 64 an SM reads no faster than its share of the memory (this kernel's README).
   return {.sm_count = device.sm_count,
           .kv_heads = layout.num_kv_heads,
@@ -48,7 +51,8 @@ std::vector<int32_t> EvenLaneNumbers(std::span<const int64_t> loads, const Chunk
       if (++sm == of_sm.size()) sm = 0;
     }
   };
-  // Blocks begin in rounds over the SMs. If lanes are warps, all blocks have a first one.
+  // Blocks begin in rounds over the SMs. If lanes are warps, the first ones of all blocks come
+  // before any second one.
   const auto round_of = [&](int32_t number) {
     return std::pair(number / sms.blocks,
                      int64_t{number % sms.blocks} * sms.kv_heads / sms.sm_count);
@@ -69,6 +73,12 @@ std::vector<int32_t> EvenLaneNumbers(std::span<const int64_t> loads, const Chunk
       for_each_sm(number, [load = -negative_load](int64_t& of) { of += load; });
     }
   }
+  const int64_t most = std::ranges::max(of_sm);
+  std::ranges::fill(of_sm, 0);
+  for (int32_t lane = 0; lane < lanes; ++lane) {
+    for_each_sm(lane, [load = loads[static_cast<size_t>(lane)]](int64_t& of) { of += load; });
+  }
+  if (std::ranges::max(of_sm) <= most) std::iota(numbers.begin(), numbers.end(), 0);
   return numbers;
 }
 

@@ -1,5 +1,5 @@
 // Which SM runs which block of a grid without clusters, and how lanes are numbered so that SMs have
-// equally much to read.
+// about equally much to read.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,27 @@
 
 namespace tokline {
 
-// A device hands out the blocks of a launch in the order of their numbers, one to each SM before
-// any SM gets a second one. Block `kv_heads * (lane % blocks) + head` therefore runs on the SM of
-// that number modulo `sm_count`.
+// An idle device hands out the blocks of a launch in the order of their numbers, one to each SM
+// before any SM gets a second one. (Beside a predecessor they go where there is room. That the same
+// holds in a chain of equal launches follows from their times alone: this kernel's README.) Block
+// `kv_heads * (lane % blocks) + head` therefore runs on the SM of that number modulo `sm_count`.
 struct ChunkDecodeSms {
   int32_t sm_count = 0;  // 0: not known, and nothing depends on it
   int32_t kv_heads = 1;
   int32_t blocks = 1;  // per KV head: the lanes, or a part of them if lanes are warps
   // The time in which an SM reads a tile, however few other SMs read, while its blocks take turns.
-  // 0 where the memory alone bounds it.
+  // 0 where the memory alone bounds it, and for warps, whose deals are not compared.
   double tile_us = 0;
 };
 
-// Not known if the grid's blocks do not all run at once.
+// Of a grid without clusters. Not known if its blocks do not all run at once, or follow run lanes.
 ChunkDecodeSms ChunkDecodeSmsOf(const ChunkDecodeGrid& grid, const PagedKvLayout& layout,
                                 const DeviceFacts& device);
 
 // Returns the number that each lane should have, given what each reads. The lanes that read most
 // come first, and of the blocks that SMs get next, the largest go to the SMs that have least. A
 // pure function.
+// Lanes keep their numbers if the SM with most would not have less.
 std::vector<int32_t> EvenLaneNumbers(std::span<const int64_t> loads, const ChunkDecodeSms& sms);
 
 // Returns the time of a tile of each lane, a block, on its SM, whose blocks take turns tile by
