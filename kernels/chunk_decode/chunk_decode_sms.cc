@@ -13,9 +13,8 @@ namespace tokline {
 
 ChunkDecodeSms ChunkDecodeSmsOf(const ChunkDecodeGrid& grid, const PagedKvLayout& layout,
                                 const DeviceFacts& device) {
-  const bool warps = grid.block_lanes > 1;
-  const int64_t block_bytes =
-      warps ? ChunkDecodeWarpsSharedBytes(layout.head_dim) : ChunkDecodeBlockBytes(layout.head_dim);
+  const int64_t block_bytes = grid.block_lanes > 1 ? ChunkDecodeWarpsSharedBytes(layout.head_dim)
+                                                   : ChunkDecodeBlockBytes(layout.head_dim);
   const int64_t blocks_per_sm = ChunkDecodeBlocksPerSmOf(block_bytes, layout.head_dim, device);
   const int32_t blocks = grid.num_lanes / grid.block_lanes;
   if (grid.run_lanes > 0 ||
@@ -26,7 +25,7 @@ ChunkDecodeSms ChunkDecodeSmsOf(const ChunkDecodeGrid& grid, const PagedKvLayout
   return {.sm_count = device.sm_count,
           .kv_heads = layout.num_kv_heads,
           .blocks = blocks,
-          .tile_us = layout.head_dim == 64 && !warps
+          .tile_us = layout.head_dim == 64
                          ? kChunkDecodeTimes.memory_tile_us / static_cast<double>(blocks_per_sm)
                          : 0};
 }

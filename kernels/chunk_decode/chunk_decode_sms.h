@@ -21,7 +21,7 @@ struct ChunkDecodeSms {
   int32_t kv_heads = 1;
   int32_t blocks = 1;  // per KV head: the lanes, or a part of them if lanes are warps
   // The time in which an SM reads a tile, however few other SMs read, while its blocks take turns.
-  // 0 where the memory alone bounds it, and for warps, whose deals are not compared.
+  // 0 where the memory alone bounds it.
   double tile_us = 0;
 };
 
@@ -30,9 +30,8 @@ ChunkDecodeSms ChunkDecodeSmsOf(const ChunkDecodeGrid& grid, const PagedKvLayout
                                 const DeviceFacts& device);
 
 // Returns the number that each lane should have, given what each reads. The lanes that read most
-// come first, and of the blocks that SMs get next, the largest go to the SMs that have least. A
-// pure function.
-// Lanes keep their numbers if the SM with most would not have less.
+// come first, and of the blocks that SMs get next, the largest go to the SMs that have least. Lanes
+// keep their numbers if the SM with most would not have less. A pure function.
 std::vector<int32_t> EvenLaneNumbers(std::span<const int64_t> loads, const ChunkDecodeSms& sms);
 
 // Returns the time of a tile of each lane, a block, on its SM, whose blocks take turns tile by
