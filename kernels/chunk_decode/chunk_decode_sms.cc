@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "kernels/chunk_decode/chunk_decode_plan.h"
-#include "kernels/chunk_decode/chunk_decode_times.h"
 
 namespace tokline {
 
@@ -21,13 +20,7 @@ ChunkDecodeSms ChunkDecodeSmsOf(const ChunkDecodeGrid& grid, const PagedKvLayout
       int64_t{blocks} * layout.num_kv_heads > device.sm_count * blocks_per_sm) {
     return {};
   }
-  // At a head_dim of 64 an SM reads no faster than its share of the memory (this kernel's README).
-  return {.sm_count = device.sm_count,
-          .kv_heads = layout.num_kv_heads,
-          .blocks = blocks,
-          .tile_us = layout.head_dim == 64
-                         ? kChunkDecodeTimes.memory_tile_us / static_cast<double>(blocks_per_sm)
-                         : 0};
+  return {.sm_count = device.sm_count, .kv_heads = layout.num_kv_heads, .blocks = blocks};
 }
 
 std::vector<int32_t> EvenLaneNumbers(std::span<const int64_t> loads, const ChunkDecodeSms& sms) {
@@ -79,26 +72,6 @@ std::vector<int32_t> EvenLaneNumbers(std::span<const int64_t> loads, const Chunk
   }
   if (std::ranges::max(of_sm) <= most) std::iota(numbers.begin(), numbers.end(), 0);
   return numbers;
-}
-
-std::vector<double> SmTilesUs(std::span<const int32_t> tiles, const ChunkDecodeSms& sms) {
-  std::vector<double> tiles_us(tiles.size(), 0);
-  const auto blocks = static_cast<int64_t>(std::ssize(tiles)) * sms.kv_heads;
-  std::vector<size_t> lanes;  // of an SM's blocks
-  for (int32_t sm = 0; sm < sms.sm_count; ++sm) {
-    lanes.clear();
-    for (int64_t block = sm; block < blocks; block += sms.sm_count) {
-      const auto lane = static_cast<size_t>(block / sms.kv_heads);
-      if (tiles[lane] > 0) lanes.push_back(lane);
-    }
-    for (const size_t lane : lanes) {
-      int64_t until_end = 0;  // tiles that all blocks of this SM read until this one ends
-      for (const size_t other : lanes) until_end += std::min(tiles[lane], tiles[other]);
-      tiles_us[lane] =
-          std::max(tiles_us[lane], sms.tile_us * static_cast<double>(until_end) / tiles[lane]);
-    }
-  }
-  return tiles_us;
 }
 
 }  // namespace tokline

@@ -20,9 +20,6 @@ struct ChunkDecodeSms {
   int32_t sm_count = 0;  // 0: not known, and nothing depends on it
   int32_t kv_heads = 1;
   int32_t blocks = 1;  // per KV head: the lanes, or a part of them if lanes are warps
-  // The time in which an SM reads a tile, however few other SMs read, while its blocks take turns.
-  // 0 where the memory alone bounds it.
-  double tile_us = 0;
 };
 
 // Of a grid without clusters. Not known if its blocks do not all run at once, or follow run lanes.
@@ -33,10 +30,5 @@ ChunkDecodeSms ChunkDecodeSmsOf(const ChunkDecodeGrid& grid, const PagedKvLayout
 // come first, and of the blocks that SMs get next, the largest go to the SMs that have least. Lanes
 // keep their numbers if the SM with most would not have less. A pure function.
 std::vector<int32_t> EvenLaneNumbers(std::span<const int64_t> loads, const ChunkDecodeSms& sms);
-
-// Returns the time of a tile of each lane, a block, on its SM, whose blocks take turns tile by
-// tile; of a lane's blocks the last to end counts. 0 for lanes without tiles, or if SMs are not
-// known.
-std::vector<double> SmTilesUs(std::span<const int32_t> tiles, const ChunkDecodeSms& sms);
 
 }  // namespace tokline

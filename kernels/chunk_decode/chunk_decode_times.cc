@@ -32,8 +32,8 @@ double TileUs(double reading, double tile_us) {
   return WithMemoryUs(kChunkDecodeTimes.alone_tile_us, tile_us * reading);
 }
 
-// Sets the time of a tile of each lane: what the memory takes or, if that is more, its SM.
-void SetTileUs(std::vector<LaneTime>& lanes, double tile_us, const ChunkDecodeSms& sms) {
+// Sets the time of a tile of each lane.
+void SetTileUs(std::vector<LaneTime>& lanes, double tile_us) {
   std::vector<int32_t> order(lanes.size());
   std::iota(order.begin(), order.end(), 0);
   const auto tiles_of = [&](int32_t lane) { return lanes[static_cast<size_t>(lane)].tiles; };
@@ -43,16 +43,14 @@ void SetTileUs(std::vector<LaneTime>& lanes, double tile_us, const ChunkDecodeSm
   int32_t read = 0;
   for (const int32_t i : order) {
     LaneTime& lane = lanes[static_cast<size_t>(i)];
-    us += (lane.tiles - read) * TileUs(reading / count, tile_us);
+    if (lane.tiles > read) {
+      const double memory_us = tile_us * std::pow(reading / count, kChunkDecodeTimes.reading_power);
+      us += (lane.tiles - read) * WithMemoryUs(kChunkDecodeTimes.alone_tile_us, memory_us);
+    }
     if (lane.tiles > 0) lane.tile_us = us / lane.tiles;
     read = lane.tiles;
     --reading;
   }
-  if (sms.tile_us == 0) return;
-  std::vector<int32_t> tiles;
-  for (const LaneTime& lane : lanes) tiles.push_back(lane.tiles);
-  const std::vector<double> of_sm = SmTilesUs(tiles, sms);
-  for (size_t i = 0; i < lanes.size(); ++i) lanes[i].tile_us = std::max(lanes[i].tile_us, of_sm[i]);
 }
 
 }  // namespace
@@ -266,8 +264,7 @@ double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t
 
 std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
                                std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
-                               const ChunkDecodeGrid& grid, int32_t group, double tile_us,
-                               const ChunkDecodeSms& sms) {
+                               const ChunkDecodeGrid& grid, int32_t group, double tile_us) {
   std::vector<LaneTime> lanes(static_cast<size_t>(grid.num_lanes));
   std::vector<SequenceTime> sequences(static_cast<size_t>(num_seqs));
   for (const ChunkDecodePiece& piece : pieces) {
@@ -279,7 +276,7 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
       ++sequences[static_cast<size_t>(member.seq)].states;
     }
   }
-  SetTileUs(lanes, tile_us, sms);
+  SetTileUs(lanes, tile_us);
   for (size_t p = 0; p < pieces.size(); ++p) {
     const ChunkDecodePiece& piece = pieces[p];
     if (piece.lane >= grid.num_lanes) continue;

@@ -8,7 +8,6 @@
 
 #include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/chunk_decode/chunk_decode_shares.h"
-#include "kernels/chunk_decode/chunk_decode_sms.h"
 
 namespace tokline {
 
@@ -25,8 +24,12 @@ namespace tokline {
 struct ChunkDecodeTimes {
   double memory_tile_us = 1.94;  // while all lanes read
   double alone_tile_us = 0.5;    // whatever the memory could do
-  double cached_tile_us = 1.3;   // from the L2, while all lanes read
-  double wide_tile_us = 5.24;    // of more than 16 query rows
+  // While only a part of the lanes of a plan reads, a tile takes that part to this power of the
+  // memory's time: a block that has an SM to itself reads less than two that share it. Fitted to 66
+  // drawn and public shapes above 12 us (this kernel's README).
+  double reading_power = 0.4;
+  double cached_tile_us = 1.3;  // from the L2, while all lanes read
+  double wide_tile_us = 5.24;   // of more than 16 query rows
   double task_us = 0.8;
   double task_row_us = 0.4;        // more for each row of a warp
   double state_us = 0.8;           // more for a task that leaves partial states
@@ -91,12 +94,11 @@ double MergeUs(int32_t states, int32_t group, bool bundled);
 
 // Returns the time at which each lane ends. A lane's pieces are in the order in which it reads
 // them. Of pieces that run lanes read, only the states are counted. `tile_us` is the time of a tile
-// of at most 16 query rows while all lanes read; `sms` are those of block lanes, if they are known.
+// of at most 16 query rows while all lanes read.
 std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
                                std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
                                const ChunkDecodeGrid& grid, int32_t group,
-                               double tile_us = kChunkDecodeTimes.memory_tile_us,
-                               const ChunkDecodeSms& sms = {});
+                               double tile_us = kChunkDecodeTimes.memory_tile_us);
 
 // The time of tiles that would take `alone_us` if the memory were infinitely fast, and `memory_us`
 // if only the memory mattered. The two overlap little when they are about equally long.

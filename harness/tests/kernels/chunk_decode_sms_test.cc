@@ -131,20 +131,6 @@ TEST(ChunkDecodeSmsTest, AllWarpsOfABlockRunOnItsSm) {
   EXPECT_LE(static_cast<double>(MostOfAnSm(Numbered(loads, sms), sms)), 1.06 * mean);
 }
 
-TEST(ChunkDecodeSmsTest, BlocksOfAnSmTakeTurns) {
-  // Two SMs and two heads: each SM has one block of each lane.
-  const ChunkDecodeSms sms{.sm_count = 2, .kv_heads = 2, .blocks = 3, .tile_us = 0.5};
-  const std::vector<double> us = SmTilesUs(std::vector<int32_t>{3, 5, 0}, sms);
-  EXPECT_DOUBLE_EQ(us[0], 0.5 * (3 + 3) / 3);
-  EXPECT_DOUBLE_EQ(us[1], 0.5 * (3 + 5) / 5);
-  EXPECT_EQ(us[2], 0);
-  // Three SMs: the first has the first block of the first lane and the second one of the second.
-  const std::vector<double> other = SmTilesUs(
-      std::vector<int32_t>{4, 2}, {.sm_count = 3, .kv_heads = 2, .blocks = 2, .tile_us = 1});
-  EXPECT_DOUBLE_EQ(other[0], (4 + 2) / 4.0);
-  EXPECT_DOUBLE_EQ(other[1], 2.0);
-}
-
 TEST(ChunkDecodeSmsTest, NothingIsKnownOfGridsThatDoNotRunAtOnce) {
   const ChunkDecodeGrid full = ChunkDecodeFullGrid(kEightHeads, kDevice);
   EXPECT_EQ(ChunkDecodeSmsOf(full, kEightHeads, kDevice).sm_count, kDevice.sm_count);

@@ -17,7 +17,8 @@ constexpr int32_t kGroup = 2;
 const double kTaskUs = kTimes.task_us + kTimes.task_row_us;
 // A tile while both lanes read, and while one of two does.
 const double kTileUs = WithMemoryUs(kTimes.alone_tile_us, kTimes.memory_tile_us);
-const double kHalfTileUs = WithMemoryUs(kTimes.alone_tile_us, kTimes.memory_tile_us / 2);
+const double kHalfTileUs =
+    WithMemoryUs(kTimes.alone_tile_us, kTimes.memory_tile_us* std::pow(0.5, kTimes.reading_power));
 
 // Two lanes, and sequences of one segment each.
 double UsOf(const std::vector<ChunkDecodePiece>& pieces, const std::vector<int32_t>& tiles,
