@@ -516,19 +516,26 @@ __device__ __forceinline__ void SampleRow(PickStorage& storage, const RowContext
   if (context.ranks > 1) ptx::ClusterWait();
 }
 
-// A block's row: the rule, what follows from it, and the blocks that can share the row.
-struct PickedRow {
+// A block's row, and the blocks that may share it.
+struct RowPlace {
   int64_t row;
   int32_t ranks, rank;
+
+  __device__ __forceinline__ explicit RowPlace(int32_t ranks_of_row)
+      : row(blockIdx.x / static_cast<uint32_t>(ranks_of_row)),
+        ranks(ranks_of_row),
+        rank(static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(ranks_of_row))) {}
+};
+
+// The same with the row's rule, and what follows from it.
+struct PickedRow : RowPlace {
   SamplingRule rule;
   bool top_k, needs_threshold;
   bool shared;  // by all ranks, if the candidates do not suffice
 
   // The rules are uploaded before the step's first kernel, so they may be read before the wait.
-  __device__ __forceinline__ PickedRow(const SamplingParams& params, int32_t ranks_of_row)
-      : row(blockIdx.x / static_cast<uint32_t>(ranks_of_row)),
-        ranks(ranks_of_row),
-        rank(static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(ranks_of_row))),
+  __device__ __forceinline__ PickedRow(const SamplingParams& params, const RowPlace& place)
+      : RowPlace(place),
         rule(params.rules[row]),
         top_k(HasTopK(rule, params.vocab_size)),
         needs_threshold(rule.temperature > 0 && NeedsThreshold(rule, params.vocab_size)),
@@ -641,7 +648,7 @@ __global__ void __launch_bounds__(kPickThreads)
   extern __shared__ uint4 memory[];
   PickStorage& storage = *reinterpret_cast<PickStorage*>(memory);
   ptx::GridDependencyLaunch();
-  const PickedRow picked(params, kClusters ? plan.ranks : 1);
+  const PickedRow picked(params, RowPlace(kClusters ? plan.ranks : 1));
   if (picked.rank > 0 && !picked.shared) return;
   PreparePick(storage, picked.rule);
   ptx::GridDependencyWait();

@@ -14,15 +14,16 @@
 //   blocks store arrives at an mbarrier that counts its bytes, which is cheaper than a barrier of
 //   the cluster that releases writes. The cluster's barrier says that these mbarriers are
 //   initialised; blocks arrive at it long before they send.
-// Dependent launch: before the wait the rule is read and the mbarriers are initialised. What else
-//   needs no logits follows it, hidden behind the first loads: where the blocks start late, because
-//   the predecessor leaves no SM free, it would delay them.
+// Dependent launch: before the wait the mbarriers are initialised. What else needs no logits, even
+//   the rule, follows behind the first copies: it would delay them where the blocks start late,
+//   because the predecessor leaves no SM free.
 #pragma once
 
 #include "kernels/device/ptx/bulk_copy.cuh"
 #include "kernels/device/ptx/cluster.cuh"
 #include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/ptx/load.cuh"
 #include "kernels/device/ptx/mbarrier.cuh"
 #include "kernels/device/ptx/named_barrier.cuh"
 #include "kernels/sampling/pick_device.cuh"
@@ -55,7 +56,7 @@ static_assert(alignof(RowClusterStorage) <= 16 && sizeof(ChunkStats) == sizeof(u
 // The scan of a block's share of a row.
 struct RowScan {
   RowClusterStorage& storage;
-  const PickedRow& picked;
+  RowPlace place;
   RowSource row;
   int32_t num_chunks, own_chunks;
   int team, thread;  // its place in the team
@@ -63,9 +64,9 @@ struct RowScan {
   uint32_t copied, received;
 
   __device__ __forceinline__ RowScan(RowClusterStorage& memory, const SamplingParams& params,
-                                     const SamplingPlan& plan, const PickedRow& of)
+                                     const SamplingPlan& plan, const RowPlace& of)
       : storage(memory),
-        picked(of),
+        place(of),
         row{params.logits + of.row * params.logits_stride, static_cast<int32_t>(params.vocab_size),
             plan.vector_loads},
         num_chunks(plan.num_chunks),
@@ -86,13 +87,17 @@ struct RowScan {
     ptx::FenceMbarrierInit();
   }
 
-  // Starts to load the first chunks, and says how many bytes the other blocks will send. The whole
-  // block calls this after the grid's wait. Without `best` the copies do not wait for the rule.
+  // Starts to copy the first chunks. The whole block calls this after the grid's wait.
   __device__ __forceinline__ void Start() const {
     if (thread == 0) Copy(team);
+  }
+
+  // Says how many bytes the other blocks will send, and that they may.
+  __device__ __forceinline__ void Announce(const PickedRow& picked) const {
     if (threadIdx.x == 0) {
-      int32_t of_chunk = IsSentTo(picked.rank) ? static_cast<int32_t>(sizeof(ChunkStats)) : 0;
-      if (picked.rank == 0 && picked.needs_threshold) {
+      int32_t of_chunk =
+          IsSentTo(picked, place.rank) ? static_cast<int32_t>(sizeof(ChunkStats)) : 0;
+      if (place.rank == 0 && picked.needs_threshold) {
         of_chunk += kTeamThreads * static_cast<int32_t>(sizeof(float));
       }
       ptx::MbarrierArriveExpect(received,
@@ -103,24 +108,24 @@ struct RowScan {
   }
 
   // Whether a block gets the stats of all chunks.
-  __device__ __forceinline__ bool IsSentTo(int32_t rank) const {
+  __device__ __forceinline__ static bool IsSentTo(const PickedRow& picked, int32_t rank) {
     return rank == 0 || picked.shared;
   }
 
   // The last chunk, which may have to be loaded without the copy engine, comes first.
-  __device__ __forceinline__ int32_t ChunkAt(int32_t place) const {
-    return picked.rank + picked.ranks * (own_chunks - 1 - place);
+  __device__ __forceinline__ int32_t ChunkAt(int32_t number) const {
+    return place.rank + place.ranks * (own_chunks - 1 - number);
   }
   __device__ __forceinline__ bool IsCopied(int32_t chunk) const {
     return row.vector_loads && (chunk + 1) * kSamplingChunk <= row.vocab_size;
   }
 
-  // Starts to copy the block's chunk at `place`. A team's first thread calls this.
-  __device__ __forceinline__ void Copy(int32_t place) const {
-    if (place >= own_chunks || !IsCopied(ChunkAt(place))) return;
+  // Starts to copy the block's chunk of this number. A team's first thread calls this.
+  __device__ __forceinline__ void Copy(int32_t number) const {
+    if (number >= own_chunks || !IsCopied(ChunkAt(number))) return;
     constexpr uint32_t kBytes = kSamplingChunk * sizeof(float);
     ptx::MbarrierArriveExpect(copied, kBytes);
-    ptx::BulkCopyToShared(ptx::SharedAddress(slot), row.logits + ChunkAt(place) * kSamplingChunk,
+    ptx::BulkCopyToShared(ptx::SharedAddress(slot), row.logits + ChunkAt(number) * kSamplingChunk,
                           kBytes, copied);
   }
 
@@ -190,18 +195,19 @@ struct RowScan {
 
   // Leaves a group's maximum in the first block.
   __device__ __forceinline__ void SendMaximum(int32_t chunk, float maximum) const {
-    float* const place = &storage.maxima[chunk * kTeamThreads + thread];
-    if (picked.rank == 0) {
-      *place = maximum;
+    float* const to = &storage.maxima[chunk * kTeamThreads + thread];
+    if (place.rank == 0) {
+      *to = maximum;
     } else {
-      ptx::ClusterStoreAsync(ptx::ClusterAddress(ptx::SharedAddress(place), 0), maximum,
+      ptx::ClusterStoreAsync(ptx::ClusterAddress(ptx::SharedAddress(to), 0), maximum,
                              ptx::ClusterAddress(received, 0));
     }
   }
   // Leaves a chunk's stats in all blocks that need them. A team's first thread calls this.
-  __device__ __forceinline__ void SendStats(int32_t chunk, const ChunkStats& stats) const {
-    for (int32_t to = 0; to < picked.ranks && IsSentTo(to); ++to) {
-      if (to == picked.rank) {
+  __device__ __forceinline__ void SendStats(const PickedRow& picked, int32_t chunk,
+                                            const ChunkStats& stats) const {
+    for (int32_t to = 0; to < place.ranks && IsSentTo(picked, to); ++to) {
+      if (to == place.rank) {
         storage.stats[chunk] = stats;
       } else {
         const auto rank = static_cast<uint32_t>(to);
@@ -212,10 +218,10 @@ struct RowScan {
     }
   }
 
-  // Computes what pick needs of the team's chunk at `place`, which is in the slot, and starts to
-  // copy the next one.
-  __device__ __forceinline__ void ScanSlot(int32_t place, int turn) const {
-    const int32_t chunk = ChunkAt(place);
+  // Computes what pick needs of the chunk in the team's slot, and starts to copy the next one.
+  __device__ __forceinline__ void ScanSlot(const PickedRow& picked, int32_t number,
+                                           int turn) const {
+    const int32_t chunk = ChunkAt(number);
     const int warp = thread / 32;
     TeamStorage& own = storage.teams[team];
     const float maximum = GroupMaximum();
@@ -235,25 +241,25 @@ struct RowScan {
       for (int w = 0; w < kTeamWarps; ++w) stats.mass += own.masses[turn][w];
     }
     if (thread > 0) return;
-    Copy(place + kTeams);
-    SendStats(chunk, stats);
+    Copy(number + kTeams);
+    SendStats(picked, chunk, stats);
   }
 
-  // Scans the block's chunks. The whole block calls this after Start().
-  __device__ __forceinline__ void Run() const {
+  // Scans the block's chunks. The whole block calls this after Announce().
+  __device__ __forceinline__ void Run(const PickedRow& picked) const {
     ptx::ClusterWait();  // the blocks that are sent to have initialised their mbarriers
     uint32_t parity = 0;
     int turn = 0;
 #pragma unroll 1
-    for (int32_t place = team; place < own_chunks; place += kTeams, turn ^= 1) {
-      const int32_t chunk = ChunkAt(place);
+    for (int32_t number = team; number < own_chunks; number += kTeams, turn ^= 1) {
+      const int32_t chunk = ChunkAt(number);
       if (IsCopied(chunk)) {
         ptx::MbarrierWait(copied, parity);
         parity ^= 1;
       } else {
         Load(chunk);
       }
-      ScanSlot(place, turn);
+      ScanSlot(picked, number, turn);
       __syncwarp();
     }
   }
@@ -266,19 +272,23 @@ __global__ void __launch_bounds__(kPickThreads)
   extern __shared__ uint4 memory[];
   RowClusterStorage& storage = *reinterpret_cast<RowClusterStorage*>(memory);
   ptx::GridDependencyLaunch();
-  const PickedRow picked(params, plan.ranks);
-  const bool scans = params.best == nullptr || picked.rule.temperature > 0;
-  if (picked.rank > 0 && !scans) return;
-  const RowScan scan(storage, params, plan, picked);
+  const RowPlace place(plan.ranks);
+  ptx::PrefetchL1(&params.rules[place.row]);
+  // Only with given bests does it take the rule to know whether to scan.
+  const bool scans = params.best == nullptr || params.rules[place.row].temperature > 0;
+  if (place.rank > 0 && !scans) return;
+  const RowScan scan(storage, params, plan, place);
   if (scans) scan.Begin();
   __syncthreads();
   ptx::GridDependencyWait();
   if (scans) scan.Start();
-  PreparePick(storage.pick, picked.rule);  // while the first chunks are on their way
+  const PickedRow picked(params, place);
+  PreparePick(storage.pick, picked.rule);
   if (scans) {
-    scan.Run();
+    scan.Announce(picked);
+    scan.Run(picked);
     // What leaves now has sent everything from registers, and nobody sends to it.
-    if (!scan.IsSentTo(picked.rank)) return;
+    if (!RowScan::IsSentTo(picked, place.rank)) return;
     __syncthreads();  // this block's own stats and maxima are there, and the slots are free
     ptx::MbarrierWaitCluster(scan.received, 0);
   }
