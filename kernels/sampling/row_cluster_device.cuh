@@ -1,5 +1,4 @@
-// The one kernel of counts of rows that fill the device with clusters: scans a row and picks from
-// it.
+// Scans a row and picks from it in one launch, for as many rows as fill the device with clusters.
 //
 // Grid: a cluster of blocks per row. A block scans every ranks-th chunk, the last one first, and
 //   sends what pick needs to the blocks that need it; then the first block picks, and the others
