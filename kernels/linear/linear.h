@@ -70,7 +70,9 @@ enum class LinearVariant : uint8_t {
 
 inline constexpr int64_t kMaxSkinnyTokens = 16;
 inline constexpr int64_t kMaxWgmmaTokens = 64;
-inline constexpr int64_t kMaxTileTokens = 128;
+inline constexpr int64_t kMaxTileTokens = 256;
+// With more tokens no projection sends its outputs to other ranks.
+inline constexpr int64_t kMaxSentTokens = 128;
 inline constexpr int64_t kMaxHeadTokens = 128;
 // The number of sums of squares that are kept for the next norm for each 64 elements of a row.
 // Which elements a sum covers is left open; the norm needs their total.
@@ -147,8 +149,9 @@ bool LinearRuns(const LinearParams& params, const DeviceFacts& device);
 bool LinearLeavesSquares(LinearParams params, const DeviceFacts& device);
 // Whether `append` can be part of the projection's kernel: kWgmma with at most 32 tokens.
 bool LinearAppends(const LinearParams& params, const DeviceFacts& device);
-// Whether the projection's kernel can send its outputs to the peers: kWgmma and kTile, with
-// outputs in dtype and out_features a multiple of 8, neither gated nor with append or residual.
+// Whether the projection's kernel can send its outputs to the peers: kWgmma and kTile, with at most
+// kMaxSentTokens tokens, outputs in dtype and out_features a multiple of 8, neither gated nor with
+// append or residual.
 bool LinearSends(const LinearParams& params, const DeviceFacts& device);
 // The number of parts of a row whose largest outputs the projection's kernel finds; 0 if it finds
 // none.

@@ -293,7 +293,8 @@ bool LinearAppends(const LinearParams& params, const DeviceFacts& device) {
 }
 
 bool LinearSends(const LinearParams& params, const DeviceFacts& device) {
-  if (params.num_tokens == 0 || params.out_features % 8 != 0) return false;
+  if (params.num_tokens == 0 || params.num_tokens > kMaxSentTokens) return false;
+  if (params.out_features % 8 != 0) return false;
   if (params.gated_silu || params.out_f32 || params.residual || params.append) return false;
   const LinearVariant variant = ChooseLinearVariant(params, device);
   return variant == LinearVariant::kWgmma || variant == LinearVariant::kTile;
@@ -315,8 +316,13 @@ LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts&
       return LinearVariant::kHead;
     }
     const auto tile_from = [&](int64_t tokens) {
-      return params.num_tokens >= tokens && params.num_tokens <= kMaxTileTokens;
+      return params.num_tokens >= tokens && params.num_tokens <= kLargestTokenTile;
     };
+    if (params.num_tokens > kLargestTokenTile && params.num_tokens <= kMaxTileTokens &&
+        std::min(params.in_features, params.out_features) <= kManyTokensFeatures &&
+        weight_bytes <= (params.gated_silu ? kManyTokensGatedBytes : kManyTokensBytes)) {
+      return LinearVariant::kTile;
+    }
     if (params.gated_silu && tile_from(kTileGatedTokens)) return LinearVariant::kTile;
     const bool wide = params.in_features <= params.out_features && weight_bytes <= kTileWeightBytes;
     if (wide && tile_from(kTileWideTokens)) return LinearVariant::kTile;
@@ -525,6 +531,8 @@ void ValidateLaunch(const LinearParams& params, LinearVariant variant) {
           "; kWgmma appends with at most ", kWgmmaAppendTokens);
   Require(!params.send || wgmma || variant == LinearVariant::kTile, "send with ",
           NameInCode(variant), "; kWgmma and kTile alone send");
+  Require(!params.send || params.num_tokens <= kMaxSentTokens, "send with num_tokens ",
+          params.num_tokens, "; at most ", kMaxSentTokens, " are sent");
   Require(variant == LinearVariant::kHead || !params.best, "best with ", NameInCode(variant),
           "; kHead alone finds it");
   const bool scratch = variant == LinearVariant::kMatmul || NormRunsApart(params, variant);

@@ -25,17 +25,22 @@ inline constexpr FewTokensRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
 // The same for kWgmma. kAuto takes the first of these that applies; the first four only apply if
 // the device and the code have wgmma:
 // 1. kHead, for fp32 outputs without a bias if every SM has a tile;
-// 2. kTile from kTileGatedTokens on with gated_silu, and from kTileWideTokens on for weights with
-//    at most as many columns as rows;
+// 2. kTile for more tokens than one of its tiles has, if K or N is at most kManyTokensFeatures and
+//    the weight no larger than kManyTokensBytes or, with gated_silu, kManyTokensGatedBytes; with
+//    fewer tokens from kTileGatedTokens on with gated_silu, and from kTileWideTokens on for weights
+//    with at most as many columns as rows;
 // 3. kWgmma by these ranges, or kTile where that ends first by a model;
-// 4. kTile from kTileTokens on, if the weight is no larger than kTileWeightBytes, if gated_silu
-//    is set, or if K > N and its blocks fill the SMs once;
+// 4. kTile from kTileTokens on, with at most one tile of tokens, if the weight is no larger than
+//    kTileWeightBytes, if gated_silu is set, or if K > N and its blocks fill the SMs once;
 // 5. kSkinny or kNormThenSkinny by the ranges above;
 // 6. kMatmul.
 inline constexpr FewTokensRange kWgmmaRanges[] = {
     {8, INT64_MAX}, {16, int64_t{128} << 20}, {32, int64_t{64} << 20}, {64, int64_t{13} << 20}};
 inline constexpr int64_t kTileTokens = 9, kTileGatedTokens = 33, kTileWideTokens = 33;
 inline constexpr int64_t kTileWeightBytes = int64_t{200} << 20;
+inline constexpr int64_t kManyTokensFeatures = 1024;
+inline constexpr int64_t kManyTokensBytes = int64_t{8} << 20;
+inline constexpr int64_t kManyTokensGatedBytes = int64_t{16} << 20;
 // From this many tokens on, kAuto runs the norm as a separate kernel, because in kSkinny every
 // block normalises all activations again.
 inline constexpr int64_t kNormApartTokens = 3;

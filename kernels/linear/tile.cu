@@ -23,7 +23,7 @@ CUtensorMap WeightMap(const LinearParams& params, const TilePlan& plan) {
 CUtensorMap ActivationMap(const LinearParams& params, const TilePlan& plan) {
   const int64_t k = params.in_features, tokens = params.num_tokens;
   return PanelMap(params.dtype, params.x, tokens, k, tokens == 1 ? k : params.x_stride,
-                  std::min<int64_t>(tokens, plan.token_tile));
+                  plan.tokens);
 }
 
 }  // namespace

@@ -1,12 +1,15 @@
-// Linear for up to 128 tokens on sm_90a: tokens are the rows of wgmma, weight rows its columns.
+// Linear for up to 256 tokens on sm_90a: tokens are the rows of wgmma, weight rows its columns.
 //
-// Grid: a tile of weight rows belongs to a cluster of `splits` blocks, each of which multiplies its
-//   share of K. If possible, the plan has at most as many blocks as SMs: with 64 tokens or more
-//   a block's x takes as many bytes as its weights, so few large tiles beat many small ones, and a
-//   second wave costs as much as the first.
+// Grid: a tile of weight rows and one of tokens belong to a cluster of `splits` blocks, each of
+// which
+//   multiplies its share of K. If possible, the plan has at most as many blocks as SMs: with 64
+//   tokens or more a block's x takes as many bytes as its weights, so few large tiles beat many
+//   small ones, and a second wave costs as much as the first. Up to 128 tokens are one tile. The
+//   tiles of more tokens have equally many: the last one begins so early that its boxes of x end
+//   with the last token, and does not finish the tokens that it shares with the one before.
 // Block: two warpgroups, which share the weight rows (64 tokens) or the tokens (128), and a
 //   producer warp whose first lane issues copies.
-// Shared memory: a ring whose stages hold 64 k of all tokens, then of the tile's weights, with the
+// Shared memory: a ring whose stages hold 64 k of the tile's tokens, then of its weights, with the
 //   128-byte swizzle. A warpgroup multiplies 64 rows in any case: those after the last token are
 //   what follows in the stage, mostly weights, and their sums are never read. Once the ring has
 //   been read, the sums take its place.
@@ -66,20 +69,25 @@ struct TilePolicy {
 // A block's part of the work.
 struct TileShare {
   int rank, tile;
-  int first_block, blocks;  // of K
+  int first_token, first_own_token;  // the first of its tokens, and the first that it finishes
+  int first_block, blocks;           // of K
 
-  __device__ __forceinline__ explicit TileShare(const TilePlan& plan)
+  __device__ __forceinline__ TileShare(const TilePlan& plan, int num_tokens)
       : rank(static_cast<int>(blockIdx.x) % plan.splits),
-        tile(static_cast<int>(blockIdx.x) / plan.splits),
+        tile(static_cast<int>(blockIdx.x) / plan.splits / plan.token_tiles),
+        first_own_token(static_cast<int>(blockIdx.x) / plan.splits % plan.token_tiles *
+                        plan.tokens),
         first_block(rank * plan.k_blocks / plan.splits),
-        blocks((rank + 1) * plan.k_blocks / plan.splits - first_block) {}
+        blocks((rank + 1) * plan.k_blocks / plan.splits - first_block) {
+    first_token = min(first_own_token, num_tokens - plan.tokens);
+  }
 };
 
 // The producer's only active lane.
 template <typename Policy>
 __device__ __forceinline__ void ProduceTile(const TileArgs& args, const TileShare& share,
                                             const CopyRing& ring) {
-  const int x_bytes = static_cast<int>(args.params.num_tokens) * Policy::kRowBytes;
+  const int x_bytes = args.plan.tokens * Policy::kRowBytes;
   const int weights_at = args.plan.x_rows * Policy::kRowBytes;
   const uint64_t once = ptx::EvictFirstPolicy();
   const auto load_weight = [&](int block, int stage) {
@@ -100,8 +108,8 @@ __device__ __forceinline__ void ProduceTile(const TileArgs& args, const TileShar
     }
   };
   const auto load_x = [&](int block, int stage) {
-    ptx::TensorCopyToShared(ring.Stage(stage), &args.x, 0, 0, share.first_block + block,
-                            ring.Full(stage));
+    ptx::TensorCopyToShared(ring.Stage(stage), &args.x, 0, share.first_token,
+                            share.first_block + block, ring.Full(stage));
   };
   const int early = min(share.blocks, ring.stages);
   for (int block = 0; block < early; ++block) load_weight(block, block);
@@ -190,12 +198,14 @@ class TileEpilogue {
         merge_(merge),
         sender_(sender),
         sums_(sums),
+        share_(share),
+        tokens_(args.plan.tokens),
         first_feature_(share.tile * (params_.gated_silu ? Policy::kRows / 2 : Policy::kRows)) {}
 
   __device__ __forceinline__ void Finish() const {
     const int first = merge_.rank * merge_.tokens;
     const int eights = params_.gated_silu ? Policy::kRows / 16 : Policy::kRows / 8;
-    const int count = min(merge_.tokens, static_cast<int>(params_.num_tokens) - first) * eights;
+    const int count = min(merge_.tokens, tokens_ - first) * eights;
 #pragma unroll 1
     for (int item = threadIdx.x; item < count; item += Policy::kConsumers) {
       FinishEight(item / eights, item % eights * 8);
@@ -275,7 +285,8 @@ class TileEpilogue {
   // `column` counts the tile's outputs. The gate row of column c is c + c / kPiece * kPiece, and
   // its up row is kPiece further.
   __device__ __forceinline__ void FinishEight(int of_block, int column) const {
-    const int token = merge_.rank * merge_.tokens + of_block;
+    const int token = share_.first_token + merge_.rank * merge_.tokens + of_block;
+    if (token < share_.first_own_token) return;
     const int64_t feature = first_feature_ + column;
     const int left = static_cast<int>(params_.out_features - feature);
     if (left <= 0) return;
@@ -337,6 +348,8 @@ class TileEpilogue {
   const TileMerge<Policy>& merge_;
   const PartialSender& sender_;
   const float* const sums_;  // the block's own
+  const TileShare& share_;
+  const int tokens_;
   const int first_feature_;
 };
 
@@ -347,17 +360,16 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   extern __shared__ uint4 memory[];
   const uint32_t start = ptx::SharedAddress(memory), data = (start + 1023) & ~1023u;
   const int splits = args.plan.splits;
-  const TileShare share(args.plan);
+  const TileShare share(args.plan, static_cast<int>(args.params.num_tokens));
   const CopyRing ring{.data = data,
                       .barriers = data + args.plan.data_bytes,
                       .stages = args.plan.stages,
                       .stage_bytes = args.plan.x_rows * Policy::kRowBytes + Policy::kWeightBytes};
-  const TileMerge<Policy> merge{
-      .own = data,
-      .barrier = ring.Full(args.plan.stages),  // after the ring's
-      .rank = share.rank,
-      .splits = splits,
-      .tokens = (static_cast<int>(args.params.num_tokens) + splits - 1) / splits};
+  const TileMerge<Policy> merge{.own = data,
+                                .barrier = ring.Full(args.plan.stages),  // after the ring's
+                                .rank = share.rank,
+                                .splits = splits,
+                                .tokens = (args.plan.tokens + splits - 1) / splits};
   const bool merges = splits > 1;
   if (threadIdx.x == Policy::kConsumers) {
     ring.Init(kTileConsumerGroups);

@@ -72,8 +72,9 @@ double Microseconds(const TilePlan& plan, const LinearParams& params, const Devi
   const double sums_bytes = 4.0 * plan.token_tile * plan.rows;
   const double launch_us = kLaunchUs - kWaveUs + (plan.Grid() < kTimedBlocks ? kNotTimedUs : 0);
   const double us = WithWaves(launch_us, plan, device, [&](double blocks) {
-    return kWaveUs + Overlapped({blocks * weight_bytes / kMemoryRate, blocks * bytes / kL2Rate,
-                                 weight_bytes / kBlockRate, read_bytes / kSharedRate});
+    return kWaveUs + Overlapped({blocks * weight_bytes / plan.token_tiles / kMemoryRate,
+                                 blocks * bytes / kL2Rate, weight_bytes / kBlockRate,
+                                 read_bytes / kSharedRate});
   });
   if (plan.splits == 1) return us + sums_bytes / kStoreRate;
   // For clusters of two and of four. They were 0.75 and 0.97 when barriers released writes.
@@ -84,24 +85,25 @@ double Microseconds(const TilePlan& plan, const LinearParams& params, const Devi
 
 }  // namespace
 
-TilePlan TileOf(const LinearParams& params, int32_t columns, int32_t splits) {
+TilePlan TileOf(const LinearParams& params, int32_t token_tile, int32_t columns, int32_t splits) {
   constexpr int64_t kRingBytes = int64_t{196} << 10, kBarrierBytes = 16, kAlignment = 1024;
   const int64_t weight_rows = params.gated_silu ? 2 * params.out_features : params.out_features;
   TilePlan plan;
-  plan.token_tile = params.num_tokens <= 64 ? 64 : 128;
+  plan.token_tile = token_tile;
+  plan.token_tiles = static_cast<int32_t>(DivideUp(params.num_tokens, int64_t{token_tile}));
+  plan.tokens = static_cast<int32_t>(DivideUp(params.num_tokens, int64_t{plan.token_tiles}));
   plan.rows = plan.token_tile == 64 ? 2 * columns : columns;
   plan.splits = splits;
   plan.tiles = static_cast<int32_t>(DivideUp(weight_rows, int64_t{plan.rows}));
   plan.k_blocks = static_cast<int32_t>(params.in_features / kTileBlockK);
   // Shared memory is swizzled in groups of eight rows. The last rows that are multiplied may be
   // weights, but none of the next stage, which may be on its way.
-  plan.x_rows = static_cast<int32_t>(
-      std::max<int64_t>(RoundUp(params.num_tokens, 8), plan.token_tile - plan.rows));
+  plan.x_rows =
+      static_cast<int32_t>(std::max<int64_t>(RoundUp(plan.tokens, 8), plan.token_tile - plan.rows));
   const int64_t stage = int64_t{plan.rows + plan.x_rows} * kTileBlockK * 2;
   // A block holds the sums of all splits for the tokens that it finishes, and its own sums for the
   // others.
-  const int64_t rows_of_sums =
-      plan.token_tile + (splits - 1) * DivideUp(params.num_tokens, int64_t{splits});
+  const int64_t rows_of_sums = plan.token_tile + (splits - 1) * DivideUp(plan.tokens, splits);
   const int64_t sums = rows_of_sums * (plan.rows + kTileSumsPadding) * 4;
   plan.stages =
       static_cast<int32_t>(std::min<int64_t>(kRingBytes / stage, DivideUp(plan.k_blocks, splits)));
@@ -114,9 +116,9 @@ TilePlan PlanTile(const LinearParams& params, const DeviceFacts& device) {
   constexpr int32_t kMinBlocksOfK = 3;
   TilePlan best;
   double best_us = INFINITY;
-  const auto consider = [&](int32_t columns) {
+  const auto consider = [&](int32_t token_tile, int32_t columns) {
     for (const int32_t splits : {1, 2, 4}) {
-      const TilePlan plan = TileOf(params, columns, splits);
+      const TilePlan plan = TileOf(params, token_tile, columns, splits);
       if (splits > 1 && plan.k_blocks < splits * kMinBlocksOfK) continue;
       const double us = Microseconds(plan, params, device);
       if (us >= best_us) continue;
@@ -124,10 +126,11 @@ TilePlan PlanTile(const LinearParams& params, const DeviceFacts& device) {
       best_us = us;
     }
   };
-  if (params.num_tokens <= 64) {
-    for (const int32_t columns : kTileColumns64) consider(columns);
-  } else {
-    for (const int32_t columns : kTileColumns128) consider(columns);
+  if (params.num_tokens <= 64 || params.num_tokens > kLargestTokenTile) {
+    for (const int32_t columns : kTileColumns64) consider(64, columns);
+  }
+  if (params.num_tokens > 64) {
+    for (const int32_t columns : kTileColumns128) consider(kLargestTokenTile, columns);
   }
   return best;
 }

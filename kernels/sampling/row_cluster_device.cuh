@@ -43,7 +43,8 @@ struct TeamStorage {
 struct RowClusterStorage {
   PickStorage pick;
   alignas(16) float slots[kTeams - kSlotsOfCandidates][kSamplingChunk];  // of the last teams
-  float maxima[kMaxClusterChunks * kTeamThreads];  // of the first block; only for top-k or top-p
+  // Of the first block; only for top-k or top-p.
+  alignas(16) float maxima[kMaxClusterChunks * kTeamThreads];
   alignas(16) ChunkStats stats[kMaxClusterChunks];
   TeamStorage teams[kTeams];
   uint64_t copied[kTeams];  // mbarriers: of the team's slot,
@@ -192,15 +193,19 @@ struct RowScan {
     return uint64_t{highest} << 32 | ~static_cast<uint32_t>(id);
   }
 
-  // Leaves a group's maximum in the first block.
+  // Leaves the groups' maxima in the first block, four of them in each store to another block.
   __device__ __forceinline__ void SendMaximum(int32_t chunk, float maximum) const {
     float* const to = &storage.maxima[chunk * kTeamThreads + thread];
     if (place.rank == 0) {
       *to = maximum;
-    } else {
-      ptx::ClusterStoreAsync(ptx::ClusterAddress(ptx::SharedAddress(to), 0), maximum,
-                             ptx::ClusterAddress(received, 0));
+      return;
     }
+    const float4 four{maximum, __shfl_down_sync(0xffffffffu, maximum, 1),
+                      __shfl_down_sync(0xffffffffu, maximum, 2),
+                      __shfl_down_sync(0xffffffffu, maximum, 3)};
+    if (thread % 4 > 0) return;
+    ptx::ClusterStoreAsync(ptx::ClusterAddress(ptx::SharedAddress(to), 0), four,
+                           ptx::ClusterAddress(received, 0));
   }
   // Leaves a chunk's stats in all blocks that need them. A team's first thread calls this.
   __device__ __forceinline__ void SendStats(const PickedRow& picked, int32_t chunk,

@@ -188,7 +188,7 @@ TEST_F(LinearCudaTest, ResidualMayBeOut) {
   for (const auto& [variant, tokens] :
        {std::pair(LinearVariant::kSkinny, 6), std::pair(LinearVariant::kWgmma, 6),
         std::pair(LinearVariant::kWgmma, 33), std::pair(LinearVariant::kTile, 33),
-        std::pair(LinearVariant::kMatmul, 6)}) {
+        std::pair(LinearVariant::kTile, 131), std::pair(LinearVariant::kMatmul, 6)}) {
     if (tokens > MaxTokens(variant)) continue;
     const LinearCase c({.tokens = tokens, .in = 512, .out = 320, .residual = true, .pad = 8});
     DeviceCase apart(c, variant), in_place(c, variant);
@@ -256,6 +256,8 @@ TEST_F(LinearCudaTest, ResultsOfOwnKernelsDoNotDependOnTheOtherTokens) {
     check(LinearVariant::kTile, gated, 16, {1, 8, 15});
     check(LinearVariant::kTile, gated, 64, {17, 33, 63});
     check(LinearVariant::kTile, gated, 128, {65, 100, 127});
+    check(LinearVariant::kTile, gated, 192, {129, 150, 191});
+    check(LinearVariant::kTile, gated, 256, {193, 222, 255});
   }
 }
 

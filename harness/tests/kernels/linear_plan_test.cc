@@ -124,10 +124,18 @@ TEST(LinearTest, TileRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
     EXPECT_EQ(variant(33, 8, false, 2048), tile);  // as many rows as columns
     EXPECT_NE(variant(33, 7, false, 2048), LinearVariant::kTile);
     EXPECT_EQ(variant(65, 12, false), tile);
-    EXPECT_EQ(variant(kMaxTileTokens, 199, false), tile);
-    EXPECT_EQ(variant(kMaxTileTokens, 1000, true), tile);
-    EXPECT_EQ(variant(kMaxTileTokens, 201, false), LinearVariant::kMatmul);
-    EXPECT_EQ(variant(kMaxTileTokens + 1, 12, true), LinearVariant::kMatmul);
+    EXPECT_EQ(variant(kLargestTokenTile, 199, false), tile);
+    EXPECT_EQ(variant(kLargestTokenTile, 1000, true), tile);
+    EXPECT_EQ(variant(kLargestTokenTile, 201, false), LinearVariant::kMatmul);
+    for (const int64_t tokens : {int64_t{kLargestTokenTile + 1}, kMaxTileTokens}) {
+      EXPECT_EQ(variant(tokens, 8, false), tile);
+      EXPECT_EQ(variant(tokens, 16, true), tile);
+      EXPECT_EQ(variant(tokens, 9, false), LinearVariant::kMatmul);
+      EXPECT_EQ(variant(tokens, 17, true), LinearVariant::kMatmul);
+      EXPECT_EQ(variant(tokens, 8, false, 2048), LinearVariant::kMatmul);  // 2,048 rows
+      EXPECT_EQ(variant(tokens, 6, false, 3072), tile);
+    }
+    EXPECT_EQ(variant(kMaxTileTokens + 1, 4, true), LinearVariant::kMatmul);
     for (const int64_t in : {1000, 192, 65'600}) {
       EXPECT_EQ(variant(100, 12, false, in), LinearVariant::kMatmul) << in;
     }
@@ -145,9 +153,9 @@ TEST(LinearTest, ProjectionsOfDecodersTakeTheirVariants) {
   float squares = 0;
   for (const Model& model : {
            Model{"Qwen3-0.6B", 1024, 2048, 1024, 3072,  //
-                 "wwwwwtttm", "wwwwwwwtm", "wwwwwtttm", "wwwwwwwtm"},
+                 "wwwwwtttt", "wwwwwwwtt", "wwwwwtttt", "wwwwwwwtt"},
            Model{"Qwen2.5-0.5B", 896, 896, 128, 4864,  //
-                 "wwwwwtttm", "wwwwwtttm", "wwwwwtttm", "wwwwwwwtm"},
+                 "wwwwwtttt", "wwwwwtttt", "wwwwwtttm", "wwwwwwwtm"},
            Model{"Llama-3.2-1B", 2048, 2048, 512, 8192,  //
                  "wwwwwtttm", "wwwwwtttm", "wwwwwtttm", "wwwwwtttm"},
            Model{"Qwen3-4B", 2560, 4096, 1024, 9728,  //
@@ -291,7 +299,7 @@ TEST(LinearTest, WhatAKernelOfItsOwnFinishesCanBeSent) {
       EXPECT_EQ(sends([&](LinearParams& p) { p.num_tokens = tokens; }), hopper) << tokens;
     }
     EXPECT_FALSE(sends([](LinearParams& p) { p.num_tokens = 0; }));
-    EXPECT_FALSE(sends([](LinearParams& p) { p.num_tokens = 129; }));  // kMatmul
+    EXPECT_FALSE(sends([](LinearParams& p) { p.num_tokens = kMaxSentTokens + 1; }));
     EXPECT_FALSE(sends([](LinearParams& p) { p.variant = LinearVariant::kSkinny; }));
     EXPECT_FALSE(sends([](LinearParams& p) { p.out_features = 2564; }));
     EXPECT_FALSE(sends([](LinearParams& p) { p.gated_silu = true; }));
@@ -303,39 +311,39 @@ TEST(LinearTest, WhatAKernelOfItsOwnFinishesCanBeSent) {
 }
 
 TEST(LinearTest, EveryTileFitsAndHasRoomForItsSums) {
-  for (const int64_t tokens : {1, 17, 64, 65, 128}) {
+  for (const int64_t tokens : {1, 17, 64, 65, 128, 129, 200, 256}) {
     for (const int64_t in : {256, 4096}) {
       const bool gated = in == 256;
       const LinearParams params{.gated_silu = gated,
                                 .num_tokens = tokens,
                                 .in_features = in,
                                 .out_features = gated ? 1280 : 2560};
-      const auto check = [&](const auto& columns_of) {
+      const auto check = [&](int32_t token_tile, const auto& columns_of) {
         for (const int32_t columns : columns_of) {
           for (const int32_t splits : {1, 2, 4}) {
-            const TilePlan plan = TileOf(params, columns, splits);
+            const TilePlan plan = TileOf(params, token_tile, columns, splits);
             EXPECT_EQ(plan.Columns(), columns);
-            EXPECT_EQ(plan.token_tile, tokens <= 64 ? 64 : 128);
+            EXPECT_LE(plan.tokens, token_tile);
+            EXPECT_GE(plan.token_tiles * plan.tokens, tokens);
+            EXPECT_LT(plan.token_tiles * plan.tokens, tokens + plan.token_tiles);
+            EXPECT_EQ(plan.Grid(), plan.token_tiles * plan.tiles * splits);
             EXPECT_GE(plan.tiles * plan.rows, 2560);
             EXPECT_LT((plan.tiles - 1) * plan.rows, 2560);
             EXPECT_GE(plan.stages, in == 256 ? 4 / splits : 4);
             // wgmma reads token_tile rows from a stage's start, in groups of eight.
-            EXPECT_GE(plan.x_rows, tokens);
+            EXPECT_GE(plan.x_rows, plan.tokens);
             EXPECT_EQ(plan.x_rows % 8, 0);
             EXPECT_GE(plan.x_rows + plan.rows, plan.token_tile);
             EXPECT_GE(plan.data_bytes, plan.stages * (plan.x_rows + plan.rows) * 128);
-            const int64_t sums = plan.token_tile + (splits - 1) * DivideUp(tokens, int64_t{splits});
+            const int64_t sums = plan.token_tile + (splits - 1) * DivideUp(plan.tokens, splits);
             EXPECT_GE(plan.data_bytes, sums * 4 * (plan.rows + 8));
             EXPECT_GT(plan.shared_bytes, 1024 + plan.data_bytes);
             EXPECT_LE(plan.shared_bytes, testing::kH200.shared_bytes_per_block);
           }
         }
       };
-      if (tokens <= 64) {
-        check(kTileColumns64);
-      } else {
-        check(kTileColumns128);
-      }
+      if (tokens != 65 && tokens != 128) check(64, kTileColumns64);
+      if (tokens > 64) check(128, kTileColumns128);
     }
   }
 }

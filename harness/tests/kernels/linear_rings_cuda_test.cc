@@ -106,11 +106,12 @@ TEST_F(LinearHopperCudaTest, WgmmaRingsOfLargeGridsWrap) {
 // Rings that wrap and that do not, shares that are not equal, a last tile of few rows, and outputs
 // that are no multiples of eight.
 TEST_F(LinearHopperCudaTest, EveryTileAndSplitIsBitwiseExact) {
-  const auto check = [](const LinearCase& c, const auto& columns_of, const auto& is_right) {
+  const auto check = [](const LinearCase& c, int32_t token_tile, const auto& columns_of,
+                        const auto& is_right) {
     DeviceCase device(c, LinearVariant::kTile);
     for (const int32_t columns : columns_of) {
       for (const int32_t splits : {1, 2, 4}) {
-        const TilePlan plan = TileOf(device.params, columns, splits);
+        const TilePlan plan = TileOf(device.params, token_tile, columns, splits);
         if (plan.k_blocks < splits) continue;
         LaunchTile(device.params, plan, {});
         EXPECT_TRUE(is_right(device.Result()))
@@ -122,11 +123,13 @@ TEST_F(LinearHopperCudaTest, EveryTileAndSplitIsBitwiseExact) {
     }
   };
   const auto check_all = [&](const LinearCase& c, int64_t tokens, const auto& is_right) {
-    if (tokens <= 64) return check(c, kTileColumns64, is_right);
-    check(c, kTileColumns128, is_right);
+    if (tokens != 65 && tokens != 128) check(c, 64, kTileColumns64, is_right);
+    if (tokens > 64) check(c, 128, kTileColumns128, is_right);
   };
-  for (const int64_t tokens : {1, 33, 64, 65, 128}) {
+  // Two or three tiles of 131 tokens share one, and four of 222 two.
+  for (const int64_t tokens : {1, 33, 64, 65, 128, 131, 222, 256}) {
     for (const int64_t in : {256, 320, 1600}) {
+      if (tokens > 128 && in != 320) continue;
       for (const auto& [dtype, out] : {std::pair(DType::kBf16, 200), std::pair(DType::kBf16, 357),
                                        std::pair(DType::kF16, 200)}) {
         const LinearCase c({.dtype = dtype,
@@ -166,12 +169,12 @@ TEST_F(LinearHopperCudaTest, SmallestRingsOf64Tokens) { CheckSmallestWgmmaRings(
 
 TEST_F(LinearHopperCudaTest, SmallestRingsOfTiles) {
   // With 8 tokens a stage has 8 rows of x, and the rows behind them are weights.
-  for (const auto& [tokens, in] :
-       {std::pair{8, 5888}, std::pair{64, 3584}, std::pair{65, 3584}, std::pair{128, 3584}}) {
+  for (const auto& [tokens, in] : {std::pair{8, 5888}, std::pair{64, 3584}, std::pair{65, 3584},
+                                   std::pair{128, 3584}, std::pair{131, 3584}}) {
     const LinearCase c({.tokens = tokens, .in = in, .out = 72, .bias = true});
     DeviceCase device(c, LinearVariant::kTile);
     for (const int32_t splits : {1, 2, 4}) {
-      const TilePlan plan = TileOf(device.params, 32, splits);
+      const TilePlan plan = TileOf(device.params, tokens <= 64 ? 64 : 128, 32, splits);
       EXPECT_GT(plan.k_blocks / splits, plan.stages);
       LaunchTile(device.params, plan, {});
       EXPECT_TRUE(c.Check(device.Result())) << tokens << " tokens, " << splits << " splits";

@@ -104,9 +104,9 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
               HasSubstr("num_tokens is 65; kWgmma takes at most 64"));
   EXPECT_THAT(RefusalOf([](P& p) {
                 p.variant = LinearVariant::kTile;
-                p.num_tokens = 129;
+                p.num_tokens = 257;
               }),
-              HasSubstr("num_tokens is 129; kTile takes at most 128"));
+              HasSubstr("num_tokens is 257; kTile takes at most 256"));
   EXPECT_THAT(RefusalOf([](P& p) {
                 p.variant = LinearVariant::kHead;
                 p.num_tokens = 129;

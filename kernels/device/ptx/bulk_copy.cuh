@@ -97,13 +97,6 @@ __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* 
 
 // Stores values to the shared memory of a block of the cluster, whose mbarrier at `barrier` counts
 // their bytes. Both addresses are ClusterAddress()es of that block.
-__device__ __forceinline__ void ClusterStoreAsync(uint32_t address, float value, uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address),
-      "f"(value), "r"(barrier)
-      : "memory");
-}
-
 __device__ __forceinline__ void ClusterStoreAsync(uint32_t address, ulonglong2 value,
                                                   uint32_t barrier) {
   asm volatile(
