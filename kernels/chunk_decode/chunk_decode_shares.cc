@@ -261,13 +261,12 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
   const auto consider = [&](const Shares& of_own) {
     Shares shares = shared;
     shares.insert(shares.end(), of_own.begin(), of_own.end());
-    std::vector<double> ends_us = LaneEndsUs(shares, segments, num_seqs, grid, group);
-    const double us = std::ranges::max(ends_us);
+    const double us = std::ranges::max(LaneEndsUs(shares, segments, num_seqs, grid, group));
     const double margin_us = std::min(kFewerPieces * us, kFewerPiecesUs);
     const auto pieces = std::ssize(shares), fewest = std::ssize(best.shares);
     if (us >= best_us + (pieces < fewest ? margin_us : pieces > fewest ? -margin_us : 0)) return;
     best_us = us;
-    best = {std::move(shares), std::move(ends_us)};
+    best.shares = std::move(shares);
   };
   consider(CutShares(own, first, grid.num_lanes));
   int64_t total = 0;

@@ -48,7 +48,7 @@ ChunkDecodeShares DealToRunLanes(std::span<const ChunkDecodeSegment> segments,
 
 // Deals the other segments to lanes of one block per KV head. Those that are shared come first;
 // they are laid end to end and cut into equal shares. The rest is dealt in whichever of these ways
-// ends first by the model of a block's time:
+// ends first by the model of a block's time, or has fewer pieces and ends about as early:
 // - equal shares for all lanes;
 // - equal shares for some of the lanes, if nothing is shared and there are fewer segments than
 // lanes;

@@ -13,9 +13,9 @@
 namespace tokline {
 
 // An idle device hands out the blocks of a launch in the order of their numbers, one to each SM
-// before any SM gets a second one. (Beside a predecessor they go where there is room. That the same
-// holds in a chain of equal launches follows from their times alone: this kernel's README.) Block
-// `kv_heads * (lane % blocks) + head` therefore runs on the SM of that number modulo `sm_count`.
+// before any SM gets a second one, so block `kv_heads * (lane % blocks) + head` runs on the SM of
+// that number modulo `sm_count`. In a chain blocks go where those of the predecessor end (this
+// kernel's README).
 struct ChunkDecodeSms {
   int32_t sm_count = 0;  // 0: not known, and nothing depends on it
   int32_t kv_heads = 1;

@@ -27,7 +27,8 @@ struct SequenceTime {
   int32_t last_lane = 0;
 };
 
-// The time of a tile while only the fraction `reading` of the lanes reads.
+// The time of a tile while only the fraction `reading` of the lanes reads, where a grid is chosen:
+// the times of clusters and warps were fitted beside it.
 double TileUs(double reading, double tile_us) {
   return WithMemoryUs(kChunkDecodeTimes.alone_tile_us, tile_us * reading);
 }

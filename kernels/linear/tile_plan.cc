@@ -90,7 +90,8 @@ TilePlan TileOf(const LinearParams& params, int32_t token_tile, int32_t columns,
   const int64_t weight_rows = params.gated_silu ? 2 * params.out_features : params.out_features;
   TilePlan plan;
   plan.token_tile = token_tile;
-  plan.token_tiles = static_cast<int32_t>(DivideUp(params.num_tokens, int64_t{token_tile}));
+  const int64_t token_tiles = DivideUp(params.num_tokens, int64_t{token_tile});
+  plan.token_tiles = static_cast<int32_t>(std::max<int64_t>(1, token_tiles));  // also of no tokens
   plan.tokens = static_cast<int32_t>(DivideUp(params.num_tokens, int64_t{plan.token_tiles}));
   plan.rows = plan.token_tile == 64 ? 2 * columns : columns;
   plan.splits = splits;

@@ -1,4 +1,5 @@
-// Second kernel: picks a row's token from what the first one stored.
+// Picks a row's token from what a scan has left: the second of two kernels, and what the row
+// cluster does after its scan.
 //
 // Grid: a cluster of blocks per row, of which the first does everything that is not said to be
 //   shared, or one block per row. Greedy rows compare the chunks' best logits, or those that linear
@@ -10,8 +11,8 @@
 //   selection over the whole row.
 // Barriers: the whole block calls every function below that takes the storage. Branches with
 //   barriers depend on values that all threads share. A typical row passes nine barriers.
-// Dependent launch: before the wait the rule is read, so that blocks which the row does not need
-//   leave, the draw's bits are computed, and bins and counters are cleared.
+// Dependent launch: the second kernel reads the rule before the wait, so that blocks which the row
+//   does not need leave, computes the draw's bits, and clears bins and counters.
 #pragma once
 
 #include "kernels/device/ptx/grid_dependency.cuh"
@@ -213,7 +214,7 @@ __device__ int32_t CollectCompared(PickStorage& storage, const RowContext& conte
   return storage.num_found <= kMaxCompared ? storage.num_found : -1;
 }
 
-// The mass of a chunk, which the first kernel stored, relative to the row's largest logit.
+// The mass of a chunk, which the scan has left, relative to the row's largest logit.
 __device__ __forceinline__ uint64_t ScaledChunkMass(const RowContext& context, int32_t chunk) {
   const ChunkStats stats = context.stats[chunk];
   const double share = static_cast<double>(context.mass_of(BestLogit(stats.best))) / MassOf::kOne;

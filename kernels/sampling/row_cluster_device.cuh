@@ -13,9 +13,10 @@
 //   blocks store arrives at an mbarrier that counts its bytes, which is cheaper than a barrier of
 //   the cluster that releases writes. The cluster's barrier says that these mbarriers are
 //   initialised; blocks arrive at it long before they send.
-// Dependent launch: before the wait the mbarriers are initialised. What else needs no logits, even
-//   the rule, follows behind the first copies: it would delay them where the blocks start late,
-//   because the predecessor leaves no SM free.
+// Dependent launch: before the wait the mbarriers are initialised. What else needs no logits
+// follows
+//   behind the first copies: it would delay them where the blocks start late, because the
+//   predecessor leaves no SM free. The rule is read before them only where it says whether to scan.
 #pragma once
 
 #include "kernels/device/ptx/bulk_copy.cuh"
@@ -282,7 +283,7 @@ __global__ void __launch_bounds__(kPickThreads)
   const bool scans = params.best == nullptr || params.rules[place.row].temperature > 0;
   if (place.rank > 0 && !scans) return;
   const RowScan scan(storage, params, plan, place);
-  if (scans) scan.Begin();
+  scan.Begin();
   __syncthreads();
   ptx::GridDependencyWait();
   if (scans) scan.Start();

@@ -105,8 +105,8 @@ int32_t RowClusterRanks(int64_t num_rows, int32_t num_chunks, const DeviceFacts&
       device.shared_bytes_per_block < kRowClusterSharedBytes) {
     return 0;
   }
-  // A block fills an SM. Where the clusters leave a third of the SMs idle, the scan reads the
-  // logits too slowly.
+  // A block fills an SM. Where the clusters leave more than a third of the SMs idle, the scan reads
+  // the logits too slowly.
   for (const int32_t ranks : {4, 2}) {
     if (num_rows <= device.ClustersAtOnce(ranks, 1) &&
         3 * num_rows * ranks >= 2 * device.sm_count) {

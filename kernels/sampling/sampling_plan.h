@@ -14,13 +14,13 @@ inline constexpr int64_t kMaxSamplingVocab = int64_t{1} << 22;  // 1,024 chunks
 inline constexpr int32_t kChunkScanThreads = 256;               // of a block of the first kernel
 inline constexpr int32_t kChunkScanBlocks = 4;                  // of them that share an SM
 
-inline constexpr int32_t kMaxPickRanks = 8;  // blocks of the second kernel that share a row
+inline constexpr int32_t kMaxPickRanks = 8;  // blocks that share a row where two kernels run
 
 // Of the kernel that does both in one launch, for rows of at most so many chunks.
 inline constexpr int32_t kMaxClusterChunks = 64;
 inline constexpr int64_t kRowClusterSharedBytes = int64_t{182} << 10;
 
-// What the first kernel computes for a chunk.
+// What a scan computes for a chunk.
 struct ChunkStats {
   uint64_t best;  // the largest logit as an ordered integer, then the complement of its id
   // Fixed-point mass of the chunk relative to its own largest logit; not written for greedy rows
@@ -49,8 +49,8 @@ int32_t ChunkScanGrid(int64_t num_rows, int32_t num_chunks, const DeviceFacts& d
 int32_t PickRanks(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device);
 
 // The blocks per row of the kernel that scans and picks in one launch, which form a cluster; 0 if
-// two launches do. All clusters run at once, and they take more than half of the SMs. The token
-// does not depend on it.
+// two launches do. All clusters run at once, and they take at least two thirds of the SMs. The
+// token does not depend on it.
 int32_t RowClusterRanks(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device);
 
 }  // namespace tokline

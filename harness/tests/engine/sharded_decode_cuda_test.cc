@@ -136,7 +136,7 @@ class LaggingBackend : public testing::ForwardingBackend {
   explicit LaggingBackend(const RankPlace& place)
       : ForwardingBackend(MakeCudaBackend(place)), lags_(place.rank == 1) {}
   void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) override {
-    if (lags_ && params.num_tokens > kMaxTileTokens) {
+    if (lags_ && params.num_tokens > kMaxSentTokens) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     ForwardingBackend::AllReduceNorm(params, options);

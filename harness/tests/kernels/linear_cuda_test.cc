@@ -188,7 +188,8 @@ TEST_F(LinearCudaTest, ResidualMayBeOut) {
   for (const auto& [variant, tokens] :
        {std::pair(LinearVariant::kSkinny, 6), std::pair(LinearVariant::kWgmma, 6),
         std::pair(LinearVariant::kWgmma, 33), std::pair(LinearVariant::kTile, 33),
-        std::pair(LinearVariant::kTile, 131), std::pair(LinearVariant::kMatmul, 6)}) {
+        std::pair(LinearVariant::kTile, 131), std::pair(LinearVariant::kTile, 193),
+        std::pair(LinearVariant::kMatmul, 6)}) {
     if (tokens > MaxTokens(variant)) continue;
     const LinearCase c({.tokens = tokens, .in = 512, .out = 320, .residual = true, .pad = 8});
     DeviceCase apart(c, variant), in_place(c, variant);
@@ -481,6 +482,8 @@ TEST_F(LinearCudaTest, RefusesWhatItLacks) {
   device.params.num_tokens = 17;
   EXPECT_THROW(Launch(device.params, {}), InvalidArgument);
   device.params.num_tokens = 0;
+  EXPECT_NO_THROW(Launch(device.params, {}));
+  device.params.variant = LinearVariant::kAuto;
   EXPECT_NO_THROW(Launch(device.params, {}));
 }
 

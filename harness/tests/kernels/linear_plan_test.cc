@@ -310,6 +310,14 @@ TEST(LinearTest, WhatAKernelOfItsOwnFinishesCanBeSent) {
   }
 }
 
+TEST(LinearTest, NoTokensHaveAPlan) {
+  for (const testing::NamedDevice& device : testing::Devices()) {
+    const LinearParams params{.num_tokens = 0, .in_features = 1024, .out_features = 1024};
+    EXPECT_NO_THROW(PlanLinear(params, device.facts)) << device.name;
+    EXPECT_EQ(TileOf(params, 64, 32, 1).tokens, 0);
+  }
+}
+
 TEST(LinearTest, EveryTileFitsAndHasRoomForItsSums) {
   for (const int64_t tokens : {1, 17, 64, 65, 128, 129, 200, 256}) {
     for (const int64_t in : {256, 4096}) {

@@ -460,6 +460,11 @@ TEST_F(SamplingCudaTest, RowsScannedByTheirClustersMatchReferenceAndRowsAlone) {
       }
     }
   }
+  // A team loads several chunks itself, beside logits that would win; and the most chunks.
+  for (const size_t rows : {24, 48}) {
+    ExpectDrawsMatchReference(RandomCase(151'937, Cycled(rules, rows), 1, rows, 2, 3));
+    ExpectDrawsMatchReference(RandomCase(262'144, Cycled(rules, rows), 1, rows));
+  }
 }
 
 // Two blocks share a row of four to seven chunks.
