@@ -467,6 +467,17 @@ TEST_F(SamplingCudaTest, RowsScannedByTheirClustersMatchReferenceAndRowsAlone) {
   }
 }
 
+// The same for the sanitizer's slow tools: rows of few chunks, which the copy engine brings or not.
+TEST_F(SamplingCudaTest, SmallestRowClusters) {
+  std::vector<SamplingRule> rules = MixedRules();
+  for (const SamplingRule& rule : WholeRowRules()) rules.push_back(rule);
+  for (const size_t rows : {24, 48}) {
+    for (const int64_t gap : {0, 1}) {
+      ExpectDrawsMatchReference(RandomCase(12'292, Cycled(rules, rows), 1, rows, gap));
+    }
+  }
+}
+
 // Two blocks share a row of four to seven chunks.
 TEST_F(SamplingCudaTest, RowsOfTwoBlocksMatchReference) {
   std::vector<SamplingRule> rules = WholeRowRules();
