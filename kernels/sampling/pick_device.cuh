@@ -1,5 +1,4 @@
-// Picks a row's token from what a scan has left: the second of two kernels, and what the row
-// cluster does after its scan.
+// Second kernel: picks a row's token from what the first one stored.
 //
 // Grid: a cluster of blocks per row, of which the first does everything that is not said to be
 //   shared, or one block per row. Greedy rows compare the chunks' best logits, or those that linear
@@ -11,8 +10,8 @@
 //   selection over the whole row.
 // Barriers: the whole block calls every function below that takes the storage. Branches with
 //   barriers depend on values that all threads share. A typical row passes nine barriers.
-// Dependent launch: the second kernel reads the rule before the wait, so that blocks which the row
-//   does not need leave, computes the draw's bits, and clears bins and counters.
+// Dependent launch: before the wait the rule is read, so that blocks which the row does not need
+//   leave, the draw's bits are computed, and bins and counters are cleared.
 #pragma once
 
 #include "kernels/device/ptx/grid_dependency.cuh"
@@ -214,7 +213,7 @@ __device__ int32_t CollectCompared(PickStorage& storage, const RowContext& conte
   return storage.num_found <= kMaxCompared ? storage.num_found : -1;
 }
 
-// The mass of a chunk, which the scan has left, relative to the row's largest logit.
+// The mass of a chunk, which the first kernel stored, relative to the row's largest logit.
 __device__ __forceinline__ uint64_t ScaledChunkMass(const RowContext& context, int32_t chunk) {
   const ChunkStats stats = context.stats[chunk];
   const double share = static_cast<double>(context.mass_of(BestLogit(stats.best))) / MassOf::kOne;
@@ -517,71 +516,47 @@ __device__ __forceinline__ void SampleRow(PickStorage& storage, const RowContext
   if (context.ranks > 1) ptx::ClusterWait();
 }
 
-// A block's row, and the blocks that may share it.
-struct RowPlace {
-  int64_t row;
-  int32_t ranks, rank;
-
-  __device__ __forceinline__ explicit RowPlace(int32_t ranks_of_row)
-      : row(blockIdx.x / static_cast<uint32_t>(ranks_of_row)),
-        ranks(ranks_of_row),
-        rank(static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(ranks_of_row))) {}
-};
-
-// The same with the row's rule, and what follows from it.
-struct PickedRow : RowPlace {
-  SamplingRule rule;
-  bool top_k, needs_threshold;
-  bool shared;  // by all ranks, if the candidates do not suffice
-
-  // The rules are uploaded before the step's first kernel, so they may be read before the wait.
-  __device__ __forceinline__ PickedRow(const SamplingParams& params, const RowPlace& place)
-      : RowPlace(place),
-        rule(params.rules[row]),
-        top_k(HasTopK(rule, params.vocab_size)),
-        needs_threshold(rule.temperature > 0 && NeedsThreshold(rule, params.vocab_size)),
-        // Up to kMaxCandidateGroups, top-k needs the whole row only if more logits tie.
-        shared(ranks > 1 && needs_threshold && (!top_k || rule.top_k > kMaxCandidateGroups)) {}
-};
-
-// What needs no logits: bins and counters are cleared, and the draw's bits are computed.
-__device__ __forceinline__ void PreparePick(PickStorage& storage, const SamplingRule& rule) {
+// Without kClusters a row has one block. Blocks of a cluster, except the first, leave at once if
+// the row's rule cannot need them.
+template <bool kClusters>
+__global__ void __launch_bounds__(kPickThreads)
+    PickKernel(const __grid_constant__ SamplingParams params,
+               const __grid_constant__ SamplingPlan plan) {
+  extern __shared__ uint4 memory[];
+  PickStorage& storage = *reinterpret_cast<PickStorage*>(memory);
+  ptx::GridDependencyLaunch();
+  const int32_t ranks = kClusters ? plan.ranks : 1;
+  const int64_t row = blockIdx.x / static_cast<uint32_t>(ranks);
+  const auto rank = static_cast<int32_t>(blockIdx.x % static_cast<uint32_t>(ranks));
+  // The rules are uploaded before the step's first kernel.
+  const SamplingRule rule = params.rules[row];
+  const bool top_k = HasTopK(rule, params.vocab_size);
+  const bool needs_threshold = rule.temperature > 0 && NeedsThreshold(rule, params.vocab_size);
+  // Up to kMaxCandidateGroups, top-k needs the whole row only if more logits tie.
+  const bool shared = kClusters && needs_threshold && (!top_k || rule.top_k > kMaxCandidateGroups);
+  if (rank > 0 && !shared) return;
   ClearBins(storage.select);
   if (threadIdx.x == 0) storage.num_groups = storage.num_found = 0;
   if (threadIdx.x == kPickThreads - 1 && rule.temperature > 0) {
     storage.draw_bits = DrawBits(rule.seed, rule.offset);
   }
-}
+  ptx::GridDependencyWait();
 
-// The best logit that this thread sees: of those that are given for a greedy row, or of the chunks.
-__device__ __forceinline__ uint64_t BestOfThread(const SamplingParams& params,
-                                                 const SamplingPlan& plan, const PickedRow& picked,
-                                                 const ChunkStats* stats) {
-  uint64_t best = 0;
-  if (params.best != nullptr && !(picked.rule.temperature > 0)) {
+  const ChunkStats* const stats = plan.stats + row * plan.num_chunks;
+  uint64_t own_best = 0;
+  if (params.best != nullptr && !(rule.temperature > 0)) {
     for (int32_t part = threadIdx.x; part < params.best_parts; part += kPickThreads) {
-      best = Max64()(best, params.best[picked.row * params.best_parts + part]);
+      own_best = Max64()(own_best, params.best[row * params.best_parts + part]);
     }
   } else {
     for (int32_t chunk = threadIdx.x; chunk < plan.num_chunks; chunk += kPickThreads) {
-      best = Max64()(best, stats[chunk].best);
+      own_best = Max64()(own_best, stats[chunk].best);
     }
   }
-  return best;
-}
-
-// Picks the token from what a scan has left of the row: `stats` and the maxima at `group_maxima`.
-__device__ __forceinline__ void PickToken(const SamplingParams& params, const SamplingPlan& plan,
-                                          const PickedRow& picked, PickStorage& storage,
-                                          const ChunkStats* stats, const float* group_maxima) {
-  const int64_t row = picked.row;
-  const SamplingRule& rule = picked.rule;
-  const bool shared = picked.shared;
-  const int32_t rank = picked.rank;
-  const uint64_t own_best = BestOfThread(params, plan, picked, stats);
   // The maxima arrive while the best logit is reduced.
-  Maxima maxima{.values = group_maxima, .size = plan.num_groups, .held = {}};
-  if (picked.needs_threshold) maxima.Load();
+  Maxima maxima{
+      .values = plan.group_maxima + row * plan.num_groups, .size = plan.num_groups, .held = {}};
+  if (needs_threshold) maxima.Load();
   const uint64_t best = BlockReduce(storage.select, own_best, Max64());
   const float highest = BestLogit(best);
   if (!(rule.temperature > 0) || highest == -INFINITY) {
@@ -595,7 +570,7 @@ __device__ __forceinline__ void PickToken(const SamplingParams& params, const Sa
       .row = {params.logits + row * params.logits_stride, static_cast<int32_t>(params.vocab_size),
               plan.vector_loads},
       .stats = stats,
-      .group_maxima = group_maxima,
+      .group_maxima = plan.group_maxima + row * plan.num_groups,
       .num_chunks = plan.num_chunks,
       .num_groups = plan.num_groups,
       .rule = rule,
@@ -603,16 +578,16 @@ __device__ __forceinline__ void PickToken(const SamplingParams& params, const Sa
       .highest = highest,
       .lowest = fmaxf(highest - kMasslessDistance * rule.temperature, -FLT_MAX),
       .token = params.tokens + row,
-      .ranks = shared ? picked.ranks : 1,
+      .ranks = shared ? ranks : 1,
       .rank = rank,
   };
-  if (!picked.needs_threshold) {
+  if (!needs_threshold) {
     DrawFromChunks(
         storage, context, -INFINITY, [&](int32_t chunk) { return ScaledChunkMass(context, chunk); },
         [&](int32_t chunk) { return BestLogit(stats[chunk].best); });
     return;
   }
-  if (!picked.top_k) context.row_mass = RowMass(storage, context);
+  if (!top_k) context.row_mass = RowMass(storage, context);
   if (MayTakeCandidates(context)) {
     if (shared) ptx::ClusterArrive();  // this block has started
     if (rank == 0) {
@@ -638,23 +613,6 @@ __device__ __forceinline__ void PickToken(const SamplingParams& params, const Sa
     }
   }
   SampleRow(storage, context);
-}
-
-// Without kClusters a row has one block. Blocks of a cluster, except the first, leave at once if
-// the row's rule cannot need them.
-template <bool kClusters>
-__global__ void __launch_bounds__(kPickThreads)
-    PickKernel(const __grid_constant__ SamplingParams params,
-               const __grid_constant__ SamplingPlan plan) {
-  extern __shared__ uint4 memory[];
-  PickStorage& storage = *reinterpret_cast<PickStorage*>(memory);
-  ptx::GridDependencyLaunch();
-  const PickedRow picked(params, RowPlace(kClusters ? plan.ranks : 1));
-  if (picked.rank > 0 && !picked.shared) return;
-  PreparePick(storage, picked.rule);
-  ptx::GridDependencyWait();
-  PickToken(params, plan, picked, storage, plan.stats + picked.row * plan.num_chunks,
-            plan.group_maxima + picked.row * plan.num_groups);
 }
 
 }  // namespace tokline

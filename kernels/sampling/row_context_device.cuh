@@ -1,4 +1,4 @@
-// What the blocks that pick know about a row.
+// What the blocks of the second kernel know about a row.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 // top-p, many ties.
 //
 // Grid: the blocks of a cluster share a row, or one block has it alone. Rank r takes every ranks-th
-//   chunk from r on, in L2 after the scan. All sums are of integers, so the token does not
+//   chunk from r on, in L2 after the first kernel. All sums are of integers, so the token does not
 //   depend on the number of ranks.
 // Rounds: a pass adds up the weights of kShareBins bins, which the ranks read from each other; the
 //   bin in which the running sum crosses the target becomes the next interval. A second pass adds

@@ -1,11 +1,10 @@
-// Launches the two sampling kernels, or the one that does the work of both.
+// Launches the two sampling kernels.
 #include "kernels/sampling/sampling.h"
 
 #include "kernels/device/current_device.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/sampling/chunk_scan_device.cuh"
 #include "kernels/sampling/pick_device.cuh"
-#include "kernels/sampling/row_cluster_device.cuh"
 #include "kernels/sampling/sampling_plan.h"
 
 namespace tokline {
@@ -15,19 +14,8 @@ void Launch(const SamplingParams& params, const LaunchOptions& options) {
   SamplingPlan plan = PlanSampling(params);
   if (params.num_rows == 0) return;
   const DeviceFacts& device = CurrentDeviceFacts();
-  const auto rows = static_cast<unsigned>(params.num_rows);
-  plan.ranks = RowClusterRanks(params.num_rows, plan.num_chunks, device);
-  if (plan.ranks > 0) {
-    const auto ranks = static_cast<unsigned>(plan.ranks);
-    LaunchKernel(RowClusterKernel,
-                 {.grid = dim3(rows * ranks),
-                  .block = dim3(kPickThreads),
-                  .shared_bytes = sizeof(RowClusterStorage),
-                  .cluster = ranks},
-                 options, params, plan);
-    return;
-  }
   plan.ranks = PickRanks(params.num_rows, plan.num_chunks, device);
+  const auto rows = static_cast<unsigned>(params.num_rows);
   const auto ranks = static_cast<unsigned>(plan.ranks);
   const int32_t scans = ChunkScanGrid(params.num_rows, plan.num_chunks, device);
   LaunchKernel(ChunkScanKernel,

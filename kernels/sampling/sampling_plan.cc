@@ -15,8 +15,6 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 constexpr int32_t kChunksOfRank = 2;  // a block with a single chunk gains less than it costs
-// Up to so many rows the second kernel has clusters, and waits for the first on SMs that are idle.
-constexpr int64_t kFewRows = 16;
 
 int64_t NumChunks(int64_t vocab_size) { return DivideUp(vocab_size, kSamplingChunk); }
 
@@ -89,8 +87,8 @@ int32_t ChunkScanGrid(int64_t num_rows, int32_t num_chunks, const DeviceFacts& d
 int32_t PickRanks(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device) {
   // A cluster waits until as many SMs of one group are free of the scan's blocks, which costs rows
   // that do not need it more the more rows there are.
-  constexpr int64_t kRowsOfEight = 4;
-  if (!device.HasClusters() || num_rows > kFewRows) return 1;
+  constexpr int64_t kRowsOfEight = 4, kRowsOfFour = 16;
+  if (!device.HasClusters() || num_rows > kRowsOfFour) return 1;
   // A block fills an SM. Clusters of four and eight fill 120 of 132 SMs, whose groups are whole.
   const auto fits = [&](int32_t ranks) {
     return num_rows * ranks <= device.sm_count * 10 / 11 && kChunksOfRank * ranks <= num_chunks;
@@ -98,22 +96,6 @@ int32_t PickRanks(int64_t num_rows, int32_t num_chunks, const DeviceFacts& devic
   int32_t ranks = num_rows <= kRowsOfEight ? kMaxPickRanks : kMaxPickRanks / 2;
   while (ranks > 1 && !fits(ranks)) ranks /= 2;
   return ranks;
-}
-
-int32_t RowClusterRanks(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device) {
-  if (!device.HasClusters() || num_rows <= kFewRows || num_chunks > kMaxClusterChunks ||
-      device.shared_bytes_per_block < kRowClusterSharedBytes) {
-    return 0;
-  }
-  // A block fills an SM. Where the clusters leave more than a third of the SMs idle, the scan reads
-  // the logits too slowly.
-  for (const int32_t ranks : {4, 2}) {
-    if (num_rows <= device.ClustersAtOnce(ranks, 1) &&
-        3 * num_rows * ranks >= 2 * device.sm_count) {
-      return ranks;
-    }
-  }
-  return 0;
 }
 
 }  // namespace tokline

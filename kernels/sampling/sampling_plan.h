@@ -14,13 +14,9 @@ inline constexpr int64_t kMaxSamplingVocab = int64_t{1} << 22;  // 1,024 chunks
 inline constexpr int32_t kChunkScanThreads = 256;               // of a block of the first kernel
 inline constexpr int32_t kChunkScanBlocks = 4;                  // of them that share an SM
 
-inline constexpr int32_t kMaxPickRanks = 8;  // blocks that share a row where two kernels run
+inline constexpr int32_t kMaxPickRanks = 8;  // blocks of the second kernel that share a row
 
-// Of the kernel that does both in one launch, for rows of at most so many chunks.
-inline constexpr int32_t kMaxClusterChunks = 64;
-inline constexpr int64_t kRowClusterSharedBytes = int64_t{182} << 10;
-
-// What a scan computes for a chunk.
+// What the first kernel computes for a chunk.
 struct ChunkStats {
   uint64_t best;  // the largest logit as an ordered integer, then the complement of its id
   // Fixed-point mass of the chunk relative to its own largest logit; not written for greedy rows
@@ -32,7 +28,7 @@ struct SamplingPlan {
   int32_t num_chunks = 0;         // per row
   int32_t num_groups = 0;         // per row
   bool vector_loads = false;      // rows are 16 B aligned
-  int32_t ranks = 1;              // blocks of the kernel that picks, per row
+  int32_t ranks = 1;              // blocks of the second kernel per row
   ChunkStats* stats = nullptr;    // [num_rows, num_chunks]
   float* group_maxima = nullptr;  // [num_rows, num_groups]; only for rows with top-k or top-p
 };
@@ -47,10 +43,5 @@ int32_t ChunkScanGrid(int64_t num_rows, int32_t num_chunks, const DeviceFacts& d
 // once and have two chunks each; 1 without clusters and for many rows. The token does not depend on
 // it.
 int32_t PickRanks(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device);
-
-// The blocks per row of the kernel that scans and picks in one launch, which form a cluster; 0 if
-// two launches do. All clusters run at once, and they take at least two thirds of the SMs. The
-// token does not depend on it.
-int32_t RowClusterRanks(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device);
 
 }  // namespace tokline

@@ -296,41 +296,6 @@ TEST(SamplingTest, RanksOfARowRunAtOnceAndHaveTwoChunksEach) {
   EXPECT_EQ(PickRanks(8, 38, slice), 1);
 }
 
-TEST(SamplingTest, RowClustersFillTheDeviceAndRunAtOnce) {
-  for (const testing::NamedDevice& device : testing::Devices()) {
-    SCOPED_TRACE(::testing::PrintToString(device));
-    for (int64_t rows = 1; rows <= 300; ++rows) {
-      const int32_t ranks = RowClusterRanks(rows, 38, device.facts);
-      if (ranks == 0) continue;
-      ASSERT_TRUE(device.facts.HasClusters());
-      ASSERT_GE(device.facts.shared_bytes_per_block, kRowClusterSharedBytes);
-      ASSERT_EQ(PickRanks(rows, 38, device.facts), 1);  // the second kernel has no clusters there
-      ASSERT_LE(rows, device.facts.ClustersAtOnce(ranks, 1)) << ranks;
-      ASSERT_GE(3 * rows * ranks, 2 * device.facts.sm_count) << ranks;
-    }
-  }
-  const auto expect = [](int64_t first, int64_t last, int32_t ranks) {
-    for (int64_t rows = first; rows <= last; ++rows) {
-      EXPECT_EQ(RowClusterRanks(rows, 38, testing::kH200), ranks) << rows << " rows";
-    }
-  };
-  expect(0, 21, 0);
-  expect(22, 30, 4);
-  expect(31, 43, 0);
-  expect(44, 66, 2);
-  expect(67, 300, 0);
-  EXPECT_EQ(RowClusterRanks(int64_t{1} << 31, 1, testing::kH200), 0);
-  EXPECT_EQ(RowClusterRanks(64, 1, testing::kH200), 2);
-  EXPECT_EQ(RowClusterRanks(64, kMaxClusterChunks, testing::kH200), 2);
-  EXPECT_EQ(RowClusterRanks(64, kMaxClusterChunks + 1, testing::kH200), 0);
-  DeviceFacts other = testing::kH200;
-  other.shared_bytes_per_block = kRowClusterSharedBytes - 1;
-  EXPECT_EQ(RowClusterRanks(64, 38, other), 0);
-  other = testing::kH200;
-  other.code_architecture = 80;
-  EXPECT_EQ(RowClusterRanks(64, 38, other), 0);
-}
-
 TEST(SamplingTest, InvalidRulesAreRefusedWithTheirValues) {
   const auto expect = [](const SamplingRule& rule, const char* message) {
     EXPECT_THAT([&] { Validate(rule); }, ThrowsMessage<InvalidArgument>(HasSubstr(message)));

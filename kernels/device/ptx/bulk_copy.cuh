@@ -34,15 +34,6 @@ __device__ __forceinline__ void BulkCopyToShared(uint32_t shared, const void* gl
       : "memory");
 }
 
-__device__ __forceinline__ void BulkCopyToShared(uint32_t shared, const void* global,
-                                                 uint32_t bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-      "[%3];" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-
 // Copies `bytes` contiguous bytes, a multiple of 16, to the shared memory of a block of the
 // cluster. `to` and `barrier` are ClusterAddress()es of that block; all addresses are 16 B aligned.
 __device__ __forceinline__ void BulkCopyToCluster(uint32_t to, uint32_t from, uint32_t bytes,
@@ -95,17 +86,8 @@ __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* 
       : "memory");
 }
 
-// Stores values to the shared memory of a block of the cluster, whose mbarrier at `barrier` counts
+// Stores floats to the shared memory of a block of the cluster, whose mbarrier at `barrier` counts
 // their bytes. Both addresses are ClusterAddress()es of that block.
-__device__ __forceinline__ void ClusterStoreAsync(uint32_t address, ulonglong2 value,
-                                                  uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u64 [%0], {%1, %2}, [%3];" ::"r"(
-          address),
-      "l"(value.x), "l"(value.y), "r"(barrier)
-      : "memory");
-}
-
 __device__ __forceinline__ void ClusterStoreAsync(uint32_t address, float2 value,
                                                   uint32_t barrier) {
   asm volatile(
