@@ -1,8 +1,6 @@
 // Makes the tensor maps of Linear's kTile and launches it for the plan's tile.
 #include "kernels/linear/tile.h"
 
-#include <algorithm>
-
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/device/tensor_map.h"

@@ -1,9 +1,8 @@
 // Linear for up to 256 tokens on sm_90a: tokens are the rows of wgmma, weight rows its columns.
 //
 // Grid: a tile of weight rows and one of tokens belong to a cluster of `splits` blocks, each of
-// which
-//   multiplies its share of K. If possible, the plan has at most as many blocks as SMs: with 64
-//   tokens or more a block's x takes as many bytes as its weights, so few large tiles beat many
+//   which multiplies its share of K. If possible, the plan has at most as many blocks as SMs: with
+//   64 tokens or more a block's x takes as many bytes as its weights, so few large tiles beat many
 //   small ones, and a second wave costs as much as the first. Up to 128 tokens are one tile. The
 //   tiles of more tokens have equally many: the last one begins so early that its boxes of x end
 //   with the last token, and does not finish the tokens that it shares with the one before.
